@@ -1,0 +1,1 @@
+//! The GPU backend, over any device that launches kernels.

@@ -1,0 +1,15 @@
+//! Cross-device numeric validation: one binary, so that `cargo test` links once.
+
+mod cli;
+mod config;
+mod driver;
+mod dequant;
+mod emulator;
+mod engine;
+mod gguf;
+mod kernels;
+mod logits;
+mod ptx;
+mod template;
+mod tidy;
+mod tokenizer;
