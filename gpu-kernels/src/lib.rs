@@ -1,1 +1,8 @@
-//! Skeleton.
+//! zinc's GPU kernels, and the data layouts that the GPU, the CPU reference and the loader share.
+//!
+//! The crate is `no_std`. Compiled for `nvptx64-nvidia-cuda` it becomes PTX; compiled for the host it
+//! is an ordinary library whose kernels run on `cuda_std`'s emulated device.
+
+#![no_std]
+
+pub mod blocks;
