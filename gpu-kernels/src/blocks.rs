@@ -18,6 +18,7 @@ macro_rules! block {
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+        #[allow(missing_docs, reason = "the fields are ggml's; the type's equation says what they are")]
         pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
         impl Block for $name { const ELEMS: usize = $elems; }
         const _: () = assert!(size_of::<$name>() == $bytes && align_of::<$name>() <= 4);
