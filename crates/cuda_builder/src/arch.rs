@@ -30,15 +30,7 @@ pub enum Arch {
 
 impl Arch {
     /// Every target that the builder knows, lowest first.
-    pub const ALL: [Arch; 7] = [
-        Arch::Sm80,
-        Arch::Sm86,
-        Arch::Sm89,
-        Arch::Sm90,
-        Arch::Sm90a,
-        Arch::Sm100,
-        Arch::Sm120,
-    ];
+    pub const ALL: [Arch; 7] = [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm100, Arch::Sm120];
 
     /// The name that `llc -mcpu`, `ptxas -arch` and `.target` use.
     pub fn name(self) -> &'static str {
@@ -101,10 +93,7 @@ impl FromStr for Arch {
     /// Accepts `sm_90`, `compute_90`, `90` and `9.0`, in any case.
     fn from_str(text: &str) -> Result<Arch, Error> {
         let lower = text.trim().to_ascii_lowercase();
-        let bare = lower
-            .strip_prefix("sm_")
-            .or_else(|| lower.strip_prefix("compute_"))
-            .unwrap_or(&lower);
+        let bare = lower.strip_prefix("sm_").or_else(|| lower.strip_prefix("compute_")).unwrap_or(&lower);
         // `9.0` is `90`: the last digit of a capability is its minor number.
         let digits = match bare.split_once('.') {
             Some((major, minor)) if !major.is_empty() && minor.starts_with(|c: char| c.is_ascii_digit()) => {

@@ -139,10 +139,7 @@ fn dep_info(rlib: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 fn split_rule(list: &str) -> Vec<PathBuf> {
-    list.replace("\\ ", "\0")
-        .split_whitespace()
-        .map(|path| PathBuf::from(path.replace('\0', " ")))
-        .collect()
+    list.replace("\\ ", "\0").split_whitespace().map(|path| PathBuf::from(path.replace('\0', " "))).collect()
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub enum Error {
     },
 
     /// A tool ended with an error.
-    #[error("{} failed ({status}):\n{stderr}", tool.display())]
+    #[error("{} failed ({status}){}{stderr}", tool.display(), if stderr.is_empty() { "" } else { ":\n" })]
     Tool {
         /// The program.
         tool: PathBuf,

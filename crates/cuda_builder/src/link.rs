@@ -30,11 +30,7 @@ pub(crate) fn link(toolchain: &Toolchain, bitcode: &Bitcode, out_dir: &Path) -> 
     Ok(Module { bitcode: linked, entries })
 }
 
-fn link_files<'a>(
-    toolchain: &Toolchain,
-    files: impl Iterator<Item = &'a PathBuf>,
-    to: &Path,
-) -> Result<(), Error> {
+fn link_files<'a>(toolchain: &Toolchain, files: impl Iterator<Item = &'a PathBuf>, to: &Path) -> Result<(), Error> {
     // An rlib is an archive of bitcode and the crate's metadata; the latter is to be ignored.
     process::run(toolchain.llvm("llvm-link").arg("--ignore-non-bitcode").args(files).arg("-o").arg(to))?;
     Ok(())

@@ -123,9 +123,8 @@ fn bounds(text: &str) -> Result<Vec<Bounds<'_>>, String> {
     let mut all: Vec<Bounds<'_>> = Vec::new();
     for rest in text.lines().filter_map(|line| line.trim_start().strip_prefix(BOUNDS)) {
         let name = rest.split_whitespace().next().unwrap_or_default();
-        let (max_threads, min_blocks) = parse(rest).ok_or_else(|| {
-            format!("`{BOUNDS}{rest}`: expected a name, 1 to 1024 threads and at most 32 blocks")
-        })?;
+        let (max_threads, min_blocks) = parse(rest)
+            .ok_or_else(|| format!("`{BOUNDS}{rest}`: expected a name, 1 to 1024 threads and at most 32 blocks"))?;
         // A module linked from several codegen units may carry the same comment twice.
         if !all.iter().any(|known| known.name == name) {
             all.push(Bounds { name, max_threads, min_blocks });

@@ -53,7 +53,15 @@ impl Toolchain {
         Err(Error::NoToolchain(lacks.join("\n")))
     }
 
-    /// The path of an LLVM tool.
+    /// Existing files that change when a toolchain is installed: rustup's list of components and
+    /// dpkg's list of packages.
+    pub fn install_records() -> Vec<PathBuf> {
+        let sysroots = candidates().into_iter().filter_map(|rustc| sysroot(&rustc).ok());
+        let components = sysroots.map(|sysroot| sysroot.join("lib/rustlib/components"));
+        components.chain(["/var/lib/dpkg/status".into()]).filter(|path| path.exists()).collect()
+    }
+
+    /// A command that runs an LLVM tool.
     pub(crate) fn llvm(&self, tool: &str) -> Command {
         Command::new(self.llvm_bin.join(tool))
     }
@@ -88,7 +96,7 @@ fn probe(rustc: &Path) -> Result<Toolchain, String> {
     if minor.is_none_or(|minor: u32| minor < MIN_RUSTC_MINOR) {
         return Err(format!("is {version}, and the kernels need 1.{MIN_RUSTC_MINOR} or later"));
     }
-    let sysroot = PathBuf::from(stdout(Command::new(rustc).args(["--print", "sysroot"]))?.trim());
+    let sysroot = sysroot(rustc)?;
     if !sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists() {
         return Err("has no library sources (rustup: component rust-src, Debian: rust-web-src)".into());
     }
@@ -104,6 +112,10 @@ fn probe(rustc: &Path) -> Result<Toolchain, String> {
         llvm_bin: llvm_bin(&sysroot, host, llvm)?,
         version: format!("rustc {version}, LLVM {llvm}"),
     })
+}
+
+fn sysroot(rustc: &Path) -> Result<PathBuf, String> {
+    stdout(Command::new(rustc).args(["--print", "sysroot"])).map(|path| path.trim().into())
 }
 
 /// The first folder that has all LLVM tools of rustc's own major version.
