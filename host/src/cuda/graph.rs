@@ -44,6 +44,39 @@ impl Drop for Template {
     }
 }
 
+/// A capture under way. It ends when this is dropped, so that the stream is usable again in any case.
+struct Capture<'a>(&'a CudaDevice);
+
+impl<'a> Capture<'a> {
+    fn begin(device: &'a CudaDevice) -> Result<Self> {
+        let (stream, mode) = (device.stream.as_inner(), raw::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+        // SAFETY: the stream is live. A capture of it that is under way is an error, and no more.
+        check("cuStreamBeginCapture", unsafe { raw::cuStreamBeginCapture_v2(stream, mode) })?;
+        device.capturing.store(true, Ordering::Relaxed);
+        Ok(Capture(device))
+    }
+
+    fn end(self) -> Result<Template> {
+        let mut template = Template(std::ptr::null_mut());
+        let result = self.finish(&mut template);
+        std::mem::forget(self);
+        result.map(|()| template)
+    }
+
+    fn finish(&self, template: &mut Template) -> Result<()> {
+        self.0.capturing.store(false, Ordering::Relaxed);
+        // SAFETY: the stream is live; writes one handle, null where the capture broke.
+        check("cuStreamEndCapture", unsafe { raw::cuStreamEndCapture(self.0.stream.as_inner(), &mut template.0) })
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        // What was captured so far is not wanted.
+        let _ = self.finish(&mut Template(std::ptr::null_mut()));
+    }
+}
+
 impl CudaDevice {
     /// Whether the driver has every function that a capture needs (CUDA 11.4).
     pub(super) fn has_graphs(&self) -> bool {
@@ -58,20 +91,10 @@ impl CudaDevice {
             return Err(Error::NoFunction { function, version }.into());
         }
         self.context.bind()?;
-        let stream = self.stream.as_inner();
-        // SAFETY: the stream is live, and no capture of it is under way: `begin` checks.
-        let begin = unsafe { raw::cuStreamBeginCapture_v2(stream, raw::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
-        check("cuStreamBeginCapture", begin)?;
-        self.capturing.store(true, Ordering::Relaxed);
-        let recorded = record();
-        self.capturing.store(false, Ordering::Relaxed);
-        let mut template = Template(std::ptr::null_mut());
-        // SAFETY: ends the capture begun above, in every case, so that the stream is usable again.
-        let end = unsafe { raw::cuStreamEndCapture(stream, &mut template.0) };
+        let capture = Capture::begin(self)?;
         // What `record` says names the kernel; the capture's own error would only say that it broke.
-        recorded?;
-        check("cuStreamEndCapture", end)?;
-        Ok(self.instantiate(&template)?)
+        record()?;
+        Ok(self.instantiate(&capture.end()?)?)
     }
 
     fn instantiate(&self, template: &Template) -> Result<CudaGraph> {

@@ -67,6 +67,9 @@ pub enum DeviceError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A kernel did something wrong on the emulated device.
+    #[error(transparent)]
+    Fault(#[from] Box<cuda_std::emu::Fault>),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] crate::cuda::Error),

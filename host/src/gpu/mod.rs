@@ -2,7 +2,7 @@
 
 pub mod command;
 pub mod device;
-// pub mod emulated;
+pub mod emulated;
 pub mod memory;
 pub mod profile;
 pub mod ptx;
@@ -10,5 +10,6 @@ pub mod staging;
 
 pub use command::{Ring, Ticket};
 pub use device::{Device, DeviceError, DeviceId, MemoryInfo, Properties, Result};
+pub use emulated::Emulated;
 pub use memory::{Buffer, Slice};
 pub use staging::{Readback, Staging};
