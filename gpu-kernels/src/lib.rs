@@ -6,3 +6,6 @@
 #![no_std]
 
 pub mod blocks;
+pub mod kernels;
+pub mod layout;
+pub mod params;
