@@ -1,1 +1,3 @@
 //! The GPU backend, over any device that launches kernels.
+
+pub mod ptx;
