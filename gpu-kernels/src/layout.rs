@@ -36,25 +36,25 @@ const fn plane(field: usize, bytes: usize) -> Plane {
 /// The planes of a type, in device order.
 pub const fn planes(ty: GgmlType) -> &'static [Plane] {
     match ty {
-        GgmlType::F32 => &[plane(0, 4)],
-        GgmlType::F16 | GgmlType::Bf16 => &[plane(0, 2)],
+        GgmlType::F32 => const { &[plane(0, 4)] },
+        GgmlType::F16 | GgmlType::Bf16 => const { &[plane(0, 2)] },
         // qs, d
-        GgmlType::Q4_0 => &[plane(2, 16), plane(0, 2)],
-        GgmlType::Q8_0 => &[plane(2, 32), plane(0, 2)],
+        GgmlType::Q4_0 => const { &[plane(2, 16), plane(0, 2)] },
+        GgmlType::Q8_0 => const { &[plane(2, 32), plane(0, 2)] },
         // qs, (d, m)
-        GgmlType::Q4_1 => &[plane(4, 16), plane(0, 4)],
+        GgmlType::Q4_1 => const { &[plane(4, 16), plane(0, 4)] },
         // qs, qh, d
-        GgmlType::Q5_0 => &[plane(6, 16), plane(2, 4), plane(0, 2)],
+        GgmlType::Q5_0 => const { &[plane(6, 16), plane(2, 4), plane(0, 2)] },
         // qs, qh, (d, m)
-        GgmlType::Q5_1 => &[plane(8, 16), plane(4, 4), plane(0, 4)],
+        GgmlType::Q5_1 => const { &[plane(8, 16), plane(4, 4), plane(0, 4)] },
         // qs, e
-        GgmlType::Mxfp4 => &[plane(1, 16), plane(0, 1)],
+        GgmlType::Mxfp4 => const { &[plane(1, 16), plane(0, 1)] },
         // qs, (d, dmin, scales)
-        GgmlType::Q4K => &[plane(16, 128), plane(0, 16)],
+        GgmlType::Q4K => const { &[plane(16, 128), plane(0, 16)] },
         // qs, qh, (d, dmin, scales)
-        GgmlType::Q5K => &[plane(48, 128), plane(16, 32), plane(0, 16)],
+        GgmlType::Q5K => const { &[plane(48, 128), plane(16, 32), plane(0, 16)] },
         // ql, qh, scales, d
-        GgmlType::Q6K => &[plane(0, 128), plane(128, 64), plane(192, 16), plane(208, 2)],
+        GgmlType::Q6K => const { &[plane(0, 128), plane(128, 64), plane(192, 16), plane(208, 2)] },
     }
 }
 

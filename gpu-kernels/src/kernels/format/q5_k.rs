@@ -39,7 +39,11 @@ impl Format for Q5K {
         let block = chunk / Self::BLOCK_CHUNKS;
         // SAFETY: the caller's promise; a block has two 16-byte halves of `qh`.
         unsafe {
-            Raw { qs: row.stream::<_, 0>(chunk), qh: row.stream::<_, 1>(block * 2 + chunk % 2), head: row.stream::<_, 2>(block) }
+            Raw {
+                qs: row.stream::<_, 0>(chunk),
+                qh: row.stream::<_, 1>(block * 2 + chunk % 2),
+                head: row.stream::<_, 2>(block),
+            }
         }
     }
 
