@@ -36,16 +36,16 @@ fn embed() -> Result<(), String> {
         None => Vec::new(),
     };
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo did not set OUT_DIR")?);
-    let table = match Toolchain::find() {
-        Ok(toolchain) => modules_table(&build(&toolchain, archs, &out_dir)?)?,
+    let source = match Toolchain::find() {
+        Ok(toolchain) => table(&modules(&build(&toolchain, archs, &out_dir)?)?, None),
         Err(error) => {
             let why = error.to_string();
             warn_cpu_only(&why);
-            format!("pub static PTX: &[EmbeddedPtx] = &[];\npub static WITHOUT_PTX: Option<&str> = Some({why:?});\n")
+            table("", Some(&why))
         }
     };
     let path = out_dir.join("embedded_ptx.rs");
-    fs::write(&path, table).map_err(|error| format!("{}: {error}", path.display()))
+    fs::write(&path, source).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn warn_cpu_only(why: &str) {
@@ -70,15 +70,24 @@ fn build(toolchain: &Toolchain, archs: Vec<Arch>, out_dir: &Path) -> Result<Buil
     Ok(built)
 }
 
-/// The Rust source of the two statics that `gpu::ptx` includes.
-fn modules_table(built: &Built) -> Result<String, String> {
-    let mut table = String::from("pub static PTX: &[EmbeddedPtx] = &[\n");
+/// The rows of `PTX`, one a target.
+fn modules(built: &Built) -> Result<String, String> {
+    let mut rows = String::new();
     for ptx in &built.ptx {
         let path = ptx.path.to_str().ok_or("the target folder's path is not UTF-8")?;
         let target = ptx.arch.name();
-        writeln!(table, "    EmbeddedPtx {{ target: {target:?}, text: include_str!({path:?}) }},")
+        writeln!(rows, "    EmbeddedPtx {{ target: {target:?}, text: include_str!({path:?}) }},")
             .expect("a String takes any text");
     }
-    table.push_str("];\npub static WITHOUT_PTX: Option<&str> = None;\n");
-    Ok(table)
+    Ok(rows)
+}
+
+/// The Rust source that `gpu::ptx` includes.
+fn table(rows: &str, without: Option<&str>) -> String {
+    format!(
+        "/// The modules, lowest target first.\n\
+         pub static PTX: &[EmbeddedPtx] = &[\n{rows}];\n\
+         /// Why there are none, where there are none.\n\
+         pub static WITHOUT_PTX: Option<&str> = {without:?};\n"
+    )
 }

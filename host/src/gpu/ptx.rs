@@ -9,9 +9,7 @@ pub struct EmbeddedPtx {
     pub text: &'static str,
 }
 
-// Written by the build script:
-// `pub static PTX: &[EmbeddedPtx]`, the modules, lowest target first;
-// `pub static WITHOUT_PTX: Option<&str>`, why there are none.
+// `PTX: &[EmbeddedPtx]` and `WITHOUT_PTX: Option<&str>`, written by the build script.
 include!(concat!(env!("OUT_DIR"), "/embedded_ptx.rs"));
 
 #[cfg(test)]
