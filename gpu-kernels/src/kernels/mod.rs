@@ -1,11 +1,17 @@
-//! The kernels, by operation.
+//! The kernels. Each file is one operation: its equation, its shapes, its entry points.
 
 pub mod argmax;
 pub mod attention;
 pub mod elementwise;
+pub mod embedding;
+pub mod format;
 pub mod gated_act;
 pub mod kv_cache;
+pub mod matvec;
 pub mod moe;
+pub mod quantize_q8;
+pub mod read_sweep;
+pub mod repack;
 pub mod rope;
 pub mod softmax_topk;
 pub mod ssm_conv1d;
