@@ -17,7 +17,7 @@ pub const SHARED_BYTES: u32 = THREADS / 32 * 8;
 /// # Safety
 /// `logits` is `[rows, n]`; `part_value` and `part_index` are `[rows, n_part]`.
 #[kernel(max_threads = 256)]
-pub unsafe fn argmax_partial(part_value: *mut f32, part_index: *mut u32, logits: *const f32, n: u32) {
+pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_index: *mut u32, n: u32) {
     let row = thread::block_idx_y() as usize;
     // SAFETY: indices are below `n`; the whole block comes to `block_best`.
     unsafe {
@@ -47,7 +47,7 @@ pub unsafe fn argmax_partial(part_value: *mut f32, part_index: *mut u32, logits:
 /// # Safety
 /// `part_value` and `part_index` are `[rows, n_part]`, `index` has `rows` elements.
 #[kernel(max_threads = 256)]
-pub unsafe fn argmax(index: *mut u32, part_value: *const f32, part_index: *const u32, n_part: u32) {
+pub unsafe fn argmax(part_value: *const f32, part_index: *const u32, index: *mut u32, n_part: u32) {
     let row = thread::block_idx_x() as usize;
     // SAFETY: parts are below `n_part`; the whole block comes to `block_best`.
     unsafe {

@@ -110,8 +110,8 @@ fn split_range(pos: u32, window: u32, split: u32, n_split: u32) -> (u32, u32) {
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own, so that they are known as global")]
 unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
-    partial_out: *mut f32, partial_max_sum: *mut f32, q: *const f32, k_cache: *const T, v_cache: *const T,
-    pos: *const u32, span: *const u32, page_table: *const u32, p: AttentionParams,
+    q: *const f32, k_cache: *const T, v_cache: *const T, pos: *const u32, span: *const u32, page_table: *const u32,
+    partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
 ) {
     const E: usize = LANE_ELEMS as usize;
     let head_dim = LANES * LANE_ELEMS;
@@ -246,13 +246,13 @@ macro_rules! entries {
         /// positions up to `pos`, which are written.
         #[kernel(max_threads = 256)]
         pub unsafe fn $name(
-            partial_out: *mut f32, partial_max_sum: *mut f32, q: *const f32, k_cache: *const $elem,
-            v_cache: *const $elem, pos: *const u32, span: *const u32, page_table: *const u32, p: AttentionParams,
+            q: *const f32, k_cache: *const $elem, v_cache: *const $elem, pos: *const u32, span: *const u32,
+            page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
         ) {
             // SAFETY: the caller's promise is the same.
             unsafe {
                 attention::<$elem, { $head_dim / LANE_ELEMS }, $heads>(
-                    partial_out, partial_max_sum, q, k_cache, v_cache, pos, span, page_table, p,
+                    q, k_cache, v_cache, pos, span, page_table, partial_out, partial_max_sum, p,
                 )
             }
         }
@@ -283,7 +283,7 @@ entries! {
 /// `n_head` elements or is null.
 #[kernel(max_threads = 128)]
 pub unsafe fn attention_merge(
-    out: *mut f32, partial_out: *const f32, partial_max_sum: *const f32, sinks: *const f32, n_head: u32,
+    partial_out: *const f32, partial_max_sum: *const f32, sinks: *const f32, out: *mut f32, n_head: u32,
     head_dim: u32, n_split: u32,
 ) {
     let head = thread::block_idx_x();

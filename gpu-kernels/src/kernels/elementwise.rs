@@ -82,7 +82,7 @@ pub unsafe fn sigmoid_scale_acc(x: *mut f32, y: *const f32, gate: *const f32, co
 /// # Safety
 /// Grid covers `n = rows·n_head·head_dim` lanes; `q` and `gate` have `n` elements, `qg` has `2n`.
 #[kernel(max_threads = 256)]
-pub unsafe fn split_gate(q: *mut f32, gate: *mut f32, qg: *const f32, head_dim: u32, n: u32) {
+pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: u32, n: u32) {
     let i = thread::index_1d();
     if i < n {
         let head = (i / head_dim) as usize;
@@ -100,7 +100,7 @@ pub unsafe fn split_gate(q: *mut f32, gate: *mut f32, qg: *const f32, head_dim: 
 /// # Safety
 /// Grid covers `n = n_out·cols` lanes; `out` has `n` elements, `rows` has `n_out`, each a row of `x`.
 #[kernel(max_threads = 256)]
-pub unsafe fn gather_rows(out: *mut f32, x: *const f32, rows: *const u32, cols: u32, n: u32) {
+pub unsafe fn gather_rows(x: *const f32, rows: *const u32, out: *mut f32, cols: u32, n: u32) {
     let i = thread::index_1d();
     if i < n {
         // SAFETY: `i < n`, and `rows` names rows of `x`; this lane alone writes element `i`.

@@ -33,7 +33,7 @@ pub fn swiglu_oai_value(gate: f32, up: f32) -> f32 {
 /// # Safety
 /// Grid covers `n` lanes; the three arrays have `n` elements; `out` may be `gate` or `up`.
 #[kernel(max_threads = 256)]
-pub unsafe fn swiglu(out: *mut f32, gate: *const f32, up: *const f32, n: u32) {
+pub unsafe fn swiglu(gate: *const f32, up: *const f32, out: *mut f32, n: u32) {
     let i = thread::index_1d();
     if i < n {
         // SAFETY: `i < n`, and this lane alone touches element `i`.
@@ -46,7 +46,7 @@ pub unsafe fn swiglu(out: *mut f32, gate: *const f32, up: *const f32, n: u32) {
 /// # Safety
 /// As [`swiglu`].
 #[kernel(max_threads = 256)]
-pub unsafe fn swiglu_oai(out: *mut f32, gate: *const f32, up: *const f32, n: u32) {
+pub unsafe fn swiglu_oai(gate: *const f32, up: *const f32, out: *mut f32, n: u32) {
     let i = thread::index_1d();
     if i < n {
         // SAFETY: `i < n`, and this lane alone touches element `i`.

@@ -46,8 +46,8 @@ pub struct DeltaNetParams {
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own, so that they are known as global")]
 unsafe fn ssm_delta_net<V: StateVector<E>, const E: usize>(
-    out: *mut f32, qkv: *const f32, alpha: *const f32, beta: *const f32, dt_bias: *const f32, a: *const f32,
-    state: *mut f32, span_slot: *const u32, span_first: *const u32, span_rows: *const u32, span_start: *const u32,
+    qkv: *const f32, alpha: *const f32, beta: *const f32, dt_bias: *const f32, a: *const f32, state: *mut f32,
+    span_slot: *const u32, span_first: *const u32, span_rows: *const u32, span_start: *const u32, out: *mut f32,
     p: DeltaNetParams,
 ) {
     const R: usize = ROWS_PER_WARP as usize;
@@ -175,14 +175,14 @@ macro_rules! entries {
         /// an element for each span of the grid, whose rows lie in the batch and whose slots differ.
         #[kernel(max_threads = 256)]
         pub unsafe fn $name(
-            out: *mut f32, qkv: *const f32, alpha: *const f32, beta: *const f32, dt_bias: *const f32, a: *const f32,
+            qkv: *const f32, alpha: *const f32, beta: *const f32, dt_bias: *const f32, a: *const f32,
             state: *mut f32, span_slot: *const u32, span_first: *const u32, span_rows: *const u32,
-            span_start: *const u32, p: DeltaNetParams,
+            span_start: *const u32, out: *mut f32, p: DeltaNetParams,
         ) {
             // SAFETY: the caller's promise is the same.
             unsafe {
                 ssm_delta_net::<$vector, $elems>(
-                    out, qkv, alpha, beta, dt_bias, a, state, span_slot, span_first, span_rows, span_start, p,
+                    qkv, alpha, beta, dt_bias, a, state, span_slot, span_first, span_rows, span_start, out, p,
                 )
             }
         }
