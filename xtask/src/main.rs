@@ -2,7 +2,11 @@
 
 #![forbid(unsafe_code)]
 
+mod demo;
 mod ptx;
+mod setup;
+mod test;
+mod tidy;
 mod workspace;
 
 use std::process::ExitCode;
@@ -18,12 +22,24 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Fetch the kernel toolchain, the assembler, a small model and the test vocabularies.
+    Setup,
+    /// Print text from the models that are small enough to come along.
+    Demo,
+    /// Setup, then every test.
+    Test(test::Args),
+    /// Formatting, lints and the repository's own text rules.
+    Tidy,
     /// Build the kernels to PTX and report what each takes of the GPU.
     Ptx(ptx::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Setup => setup::run(),
+        Command::Demo => demo::run(),
+        Command::Test(args) => test::run(&args),
+        Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
     };
     match done {

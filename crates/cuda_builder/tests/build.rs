@@ -57,7 +57,7 @@ fn the_sources_to_watch_are_reported() {
 fn ptxas_accepts_every_target_and_reports_each_kernel() {
     let cache = std::env::var_os("ZINC_CACHE")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"), PathBuf::from);
-    let Some(ptxas) = Ptxas::find(&[cache.join("nvcc/nvidia/cu13/bin")]) else {
+    let Some(ptxas) = Ptxas::find(&[cache.join("nvcc/bin")]) else {
         println!("skipped: no ptxas");
         assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "no ptxas: run `cargo xtask setup`");
         return;
