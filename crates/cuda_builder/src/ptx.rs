@@ -1,7 +1,7 @@
 //! Reading PTX text, and the changes that the builder makes to what LLVM wrote.
 //!
 //! - Launch bounds: neither Rust nor LLVM's text has a way to state them from `asm!`, so `cuda_std`'s
-//!   `#[kernel(max_threads = …, min_blocks = …)]` leaves a comment in the module, `// zinc.bounds NAME
+//!   `#[kernel(max_threads = …, min_blocks = …)]` leaves a comment in the module, `// cuda_std.bounds NAME
 //!   THREADS BLOCKS`, which becomes `.maxntid` and `.minnctapersm` (PTX ISA, "Performance-Tuning
 //!   Directives").
 //! - `.version`: LLVM writes the lowest version that the target needs, but does not look into inline
@@ -59,7 +59,7 @@ const INTRODUCED: [(&str, Version); 29] = [
 /// Functions that the driver itself provides to PTX.
 const SYSTEM_CALLS: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
 
-const BOUNDS: &str = "// zinc.bounds ";
+const BOUNDS: &str = "// cuda_std.bounds ";
 
 /// Applies launch bounds and the version to LLVM's text, and checks that nothing is unresolved.
 pub(crate) fn finish(text: &str, arch: Arch) -> Result<String, Error> {
@@ -200,7 +200,7 @@ mod tests {
     const TEXT: &str = "\
 .version 7.0
 .target sm_80
-// zinc.bounds axpy 256 2
+// cuda_std.bounds axpy 256 2
 .visible .entry axpy(
 \t.param .u64 axpy_param_0
 )
@@ -223,7 +223,7 @@ mod tests {
         let out = finish(TEXT, Arch::Sm80).unwrap();
         assert!(out.contains(")\n.maxntid 256\n.minnctapersm 2\n{\n\t.reg"), "{out}");
         assert_eq!(out.matches(".maxntid").count(), 1);
-        assert!(!out.contains("zinc.bounds"));
+        assert!(!out.contains("cuda_std.bounds"));
     }
 
     #[test]

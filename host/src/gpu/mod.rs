@@ -4,6 +4,7 @@ pub mod command;
 pub mod device;
 pub mod emulated;
 pub mod memory;
+pub mod ops;
 pub mod profile;
 pub mod ptx;
 pub mod staging;

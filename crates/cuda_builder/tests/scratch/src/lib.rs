@@ -5,7 +5,7 @@
 
 use core::arch::{asm, global_asm, nvptx};
 
-global_asm!("// zinc.bounds axpy 256 2");
+global_asm!("// cuda_std.bounds axpy 256 2");
 
 unsafe extern "C" {
     fn __nvvm_reflect(name: *const u8) -> i32;
