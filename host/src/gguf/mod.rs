@@ -1,4 +1,4 @@
-//! GGUF model files: reading, [`Gguf`].
+//! GGUF model files: reading ([`Gguf`]) and writing ([`Writer`]).
 //!
 //! A file is hostile input. Every count, length, product and sum is checked against the bytes that are
 //! really there before anything is allocated or looped over by it, so that opening a file takes time
@@ -18,14 +18,16 @@ mod map;
 mod split;
 mod tensor;
 mod value;
+mod writer;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 pub use error::{ErrorKind, GgufError, Place};
 pub use gpu_kernels::blocks::GgmlType;
 pub use tensor::{Tensor, TensorInfo};
 pub use value::{Array, Value, ValueType};
+pub use writer::{Layout, Writer};
 
 use header::Header;
 use map::Bytes;
@@ -50,7 +52,7 @@ pub struct Gguf {
     /// At least one.
     shards: Vec<Shard>,
     /// Of the first shard.
-    pairs: std::collections::BTreeMap<Box<str>, Stored>,
+    pairs: BTreeMap<Box<str>, Stored>,
     tensors: Vec<TensorInfo>,
     /// Index in `tensors` by name.
     by_name: HashMap<String, usize>,
