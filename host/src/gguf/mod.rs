@@ -95,7 +95,7 @@ impl Gguf {
     }
 
     /// Sizes in bytes of the files that make up the model.
-    pub fn shard_bytes(&self) -> impl Iterator<Item = usize> {
+    pub fn shard_bytes(&self) -> impl ExactSizeIterator<Item = usize> {
         self.shards.iter().map(|shard| shard.bytes.len())
     }
 
