@@ -45,8 +45,6 @@ impl Header {
 
         let pairs = read_pairs(&mut cursor, n_pairs)?;
         let alignment = alignment(&pairs, file)?;
-        cursor.place = Place::Header;
-        cursor.expect_room("tensor table", n_tensors, MIN_ENTRY_BYTES)?;
         let mut tensors = read_tensors(&mut cursor, n_tensors)?;
 
         // The header ends inside the file and the alignment is small: no overflow.
