@@ -6,6 +6,7 @@
 pub(crate) mod craft;
 mod fuzz;
 mod hostile;
+mod inspect;
 mod limits;
 mod split;
 mod valid;

@@ -36,7 +36,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let gguf = Gguf::open(&args.file)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let written = match &args.tensor {
-        Some(name) => write_values(&mut out, gguf.tensor(name)?, args.head),
+        Some(name) => inspect_tensor(gguf.tensor(name)?, args.head, &mut out),
         None => inspect(&gguf, &mut out),
     };
     match written.and_then(|()| out.flush()) {
@@ -113,7 +113,10 @@ fn write_plan(config: &Config, gguf: &Gguf, out: &mut impl Write) -> io::Result<
 }
 
 /// Writes the first `n` values of a tensor, eight to a line, each line with the index of its first.
-fn write_values(out: &mut impl Write, tensor: Tensor<'_>, n: usize) -> io::Result<()> {
+///
+/// # Errors
+/// If writing to `out` fails.
+pub fn inspect_tensor(tensor: Tensor<'_>, n: usize, out: &mut impl Write) -> io::Result<()> {
     let info = tensor.info;
     writeln!(out, "{} {} {:?}", info.name.escape_debug(), info.ty, info.dims())?;
     let mut left = n.min(info.n_elems());

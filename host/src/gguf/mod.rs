@@ -62,6 +62,9 @@ impl Gguf {
     /// Maps and checks the file at `path`. If it is a shard of a split model
     /// (`NAME-00001-of-00003.gguf`; any shard will do), maps and checks the whole set.
     ///
+    /// The files must not be written to or cut short while the value lives: their bytes are borrowed, not
+    /// copied. To replace a model, rename a new file over it.
+    ///
     /// # Errors
     /// If a file cannot be read, is not GGUF, or is damaged; if a shard is missing or does not belong
     /// to the set.
