@@ -39,7 +39,7 @@ const _: () = assert!(usize::BITS == 64, "models are larger than a 32-bit addres
 /// The result of reading from a GGUF file.
 pub type Result<T, E = GgufError> = std::result::Result<T, E>;
 
-/// One file, or all files of a split model.
+/// A file and its bytes.
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
