@@ -1,1 +1,3 @@
 //! The CPU backend: the oracle.
+
+pub mod dequant;
