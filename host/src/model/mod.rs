@@ -1,1 +1,3 @@
 //! The networks.
+
+pub mod config;
