@@ -11,6 +11,7 @@
 //! Shapes are `[rows, cols]`, the last dimension contiguous. Activations are f32.
 
 use crate::gguf;
+pub use crate::model::config::Pairing;
 use crate::model::layers::{self, Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Tokens in a page of the KV cache.
@@ -32,13 +33,16 @@ pub enum Error {
     /// The backend has no form of an operation for these types or shapes.
     #[error("{0}")]
     Unsupported(String),
+    /// A batch asks for something that the session does not have.
+    #[error("batch: {0}")]
+    Batch(String),
     /// The device or its driver failed.
     #[error("{0}")]
     Device(String),
 }
 
 /// Result of a backend operation.
-pub type Result<T = ()> = std::result::Result<T, Error>;
+pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
 /// `M` tokens of `N` sequences that go through the model together.
 #[derive(Clone, Debug, Default)]
@@ -97,22 +101,13 @@ pub enum LayerCache {
 pub struct Rope {
     /// Rotated dimensions of each head; the rest pass through.
     pub n_rot: u32,
-    /// Whether a pair is `(2i, 2i+1)` (llama) or `(i, i + n_rot/2)` (NeoX).
+    /// Which dimensions form a pair.
     pub pairing: Pairing,
     /// Radians a position for each pair, `n_rot / 2` values: base, linear or YaRN scaling and `rope_freqs`
     /// divisors are all folded in here, in f64, once.
     pub inv_freq: Vec<f32>,
     /// Multiplies cos and sin (YaRN's magnitude; 1 otherwise).
     pub magnitude: f32,
-}
-
-/// Which two dimensions of a head form a rotated pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairing {
-    /// `(2i, 2i + 1)`.
-    Adjacent,
-    /// `(i, i + n_rot / 2)`.
-    SplitHalf,
 }
 
 /// Shape of an attention operation.
@@ -129,6 +124,10 @@ pub struct AttentionShape {
     /// A query at position `t` sees keys in `(t − window, t]`; `None` sees all up to `t`.
     pub window: Option<u32>,
 }
+
+/// Added to `Σ x²` before queries and keys of a gated delta net are divided by its root. Source: the models'
+/// reference implementation, `l2norm(x, eps=1e-6)`.
+pub const L2_NORM_EPS: f32 = 1e-6;
 
 /// Shape of a gated delta net.
 #[derive(Clone, Copy, Debug)]
@@ -194,7 +193,7 @@ pub trait Backend: Sized + Send {
     fn matrix(&mut self, tensor: &gguf::Tensor<'_>) -> Result<Self::Matrix>;
     /// Takes parameters of any float type from a file, as f32.
     fn vector(&mut self, tensor: &gguf::Tensor<'_>) -> Result<Self::Vector>;
-    /// Allocates activations for up to `rows` rows.
+    /// Allocates activations for up to `rows` rows; `cols` is 0 if the model never uses them.
     fn tensor(&mut self, rows: u32, cols: u32) -> Result<Self::Tensor>;
     /// Allocates routes for up to `rows` rows.
     fn routes(&mut self, rows: u32, n_expert_used: u32) -> Result<Self::Routes>;
@@ -207,22 +206,42 @@ pub trait Backend: Sized + Send {
     /// Copies the recurrent state of all layers from one slot to another (checkpoint and rollback).
     fn copy_state(&mut self, cache: &mut Self::Cache, from: u32, to: u32) -> Result;
 
+    /// Runs the operations of one step, which `step` calls. A backend may bring its threads together around it.
+    fn run<R: Send>(&mut self, step: impl FnOnce(&mut Self) -> R + Send) -> R {
+        step(self)
+    }
+
     // --- dense operations --------------------------------------------------------------------------
 
     /// `out[m] = table[token[m]]`.
     fn embed(&mut self, out: &mut Self::Tensor, table: &Self::Matrix, batch: &Self::Batch) -> Result;
     /// `out[m, i] = w[i]·x[m, i]·rsqrt(mean_i(x[m, i]²) + eps)`.
-    fn rms_norm(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, w: &Self::Vector, eps: f32, batch: &Self::Batch) -> Result;
+    fn rms_norm(
+        &mut self,
+        out: &mut Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Vector,
+        eps: f32,
+        batch: &Self::Batch,
+    ) -> Result;
     /// [`Backend::rms_norm`] in place over every head of `w.len()` dimensions.
     fn rms_norm_heads(&mut self, x: &mut Self::Tensor, w: &Self::Vector, eps: f32, batch: &Self::Batch) -> Result;
     /// `out[m, r] = Σ_k w[r, k]·x[m, k]`.
     fn matmul(&mut self, out: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
     /// `out[m, r] += Σ_k w[r, k]·x[m, k]`.
-    fn matmul_add(&mut self, out: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+    fn matmul_add(&mut self, out: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch)
+    -> Result;
     /// `x[m] += bias`.
     fn add_bias(&mut self, x: &mut Self::Tensor, bias: &Self::Vector, batch: &Self::Batch) -> Result;
     /// `out = act(gate, up)`, over the rows of the batch or, after `expert_matmul`, of its routes.
-    fn gated_act(&mut self, out: &mut Self::Tensor, gate: &Self::Tensor, up: &Self::Tensor, act: GatedAct, batch: &Self::Batch) -> Result;
+    fn gated_act(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        act: GatedAct,
+        batch: &Self::Batch,
+    ) -> Result;
     /// `out[i] = x[batch.outputs[i]]`.
     fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, batch: &Self::Batch) -> Result;
     /// `logits[i, r] = Σ_k w[r, k]·x[i, k]` over the output rows of the batch.
@@ -231,14 +250,37 @@ pub trait Backend: Sized + Send {
     // --- attention ---------------------------------------------------------------------------------
 
     /// Splits rows of per-head `[q | gate]` pairs, `[n_head, 2, head_dim]`, into `q` and `gate`.
-    fn split_gate(&mut self, q: &mut Self::Tensor, gate: &mut Self::Tensor, qg: &Self::Tensor, head_dim: u32, batch: &Self::Batch) -> Result;
+    fn split_gate(
+        &mut self,
+        q: &mut Self::Tensor,
+        gate: &mut Self::Tensor,
+        qg: &Self::Tensor,
+        head_dim: u32,
+        batch: &Self::Batch,
+    ) -> Result;
     /// Rotates every head of `head_dim` dimensions by its row's position.
     fn rope(&mut self, x: &mut Self::Tensor, head_dim: u32, rope: &Rope, batch: &Self::Batch) -> Result;
     /// Writes keys and values of the batch into layer `layer`'s pages.
-    fn kv_write(&mut self, cache: &mut Self::Cache, layer: u32, k: &Self::Tensor, v: &Self::Tensor, batch: &Self::Batch) -> Result;
+    fn kv_write(
+        &mut self,
+        cache: &mut Self::Cache,
+        layer: u32,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        batch: &Self::Batch,
+    ) -> Result;
     /// Causal grouped-query attention over the cached pages. `sinks[h]` joins the softmax of head `h` as a
     /// score without a value.
-    fn attention(&mut self, out: &mut Self::Tensor, q: &Self::Tensor, cache: &Self::Cache, layer: u32, shape: &AttentionShape, sinks: Option<&Self::Vector>, batch: &Self::Batch) -> Result;
+    fn attention(
+        &mut self,
+        out: &mut Self::Tensor,
+        q: &Self::Tensor,
+        cache: &Self::Cache,
+        layer: u32,
+        shape: &AttentionShape,
+        sinks: Option<&Self::Vector>,
+        batch: &Self::Batch,
+    ) -> Result;
     /// `x = x·σ(gate)`.
     fn sigmoid_mul(&mut self, x: &mut Self::Tensor, gate: &Self::Tensor, batch: &Self::Batch) -> Result;
 
@@ -246,38 +288,116 @@ pub trait Backend: Sized + Send {
 
     /// Depthwise causal convolution and SiLU: `out[t, c] = SiLU(Σ_j w[c, j]·x[t − d_conv + 1 + j, c])`; inputs
     /// before the batch come from the cache, which is brought up to date.
-    fn ssm_conv1d(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, w: &Self::Vector, cache: &mut Self::Cache, layer: u32, shape: &DeltaNetShape, batch: &Self::Batch) -> Result;
+    fn ssm_conv1d(
+        &mut self,
+        out: &mut Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Vector,
+        cache: &mut Self::Cache,
+        layer: u32,
+        shape: &DeltaNetShape,
+        batch: &Self::Batch,
+    ) -> Result;
     /// The gated delta rule over `qkv = [Q | K | V]` rows, for each value head with state `S` (`[v, k]`):
-    /// `S ← e^g·S; S ← S + σ(beta)·(v − S·k)·kᵀ; out = S·q`, with `q`, `k` L2-normalised, `q` scaled by
-    /// `1/√d_state` and `g = softplus(alpha + dt_bias)·a`. The cached state is brought up to date.
+    /// `S ← e^g·S; S ← S + σ(beta)·(v − S·k)·kᵀ; out = S·q`, with `q`, `k` normalised to `x/√(Σx² + `[`L2_NORM_EPS`]`)`,
+    /// `q` scaled by `1/√d_state` and `g = softplus(alpha + dt_bias)·a`. The cached state is brought up to date.
     #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
-    fn ssm_delta_net(&mut self, out: &mut Self::Tensor, qkv: &Self::Tensor, alpha: &Self::Tensor, beta: &Self::Tensor, dt_bias: Option<&Self::Vector>, a: Option<&Self::Vector>, cache: &mut Self::Cache, layer: u32, shape: &DeltaNetShape, batch: &Self::Batch) -> Result;
+    fn ssm_delta_net(
+        &mut self,
+        out: &mut Self::Tensor,
+        qkv: &Self::Tensor,
+        alpha: &Self::Tensor,
+        beta: &Self::Tensor,
+        dt_bias: Option<&Self::Vector>,
+        a: Option<&Self::Vector>,
+        cache: &mut Self::Cache,
+        layer: u32,
+        shape: &DeltaNetShape,
+        batch: &Self::Batch,
+    ) -> Result;
     /// `x = rms_norm(x, w)·SiLU(z)` for every head of `w.len()` dimensions.
-    fn ssm_gated_norm(&mut self, x: &mut Self::Tensor, z: &Self::Tensor, w: &Self::Vector, eps: f32, batch: &Self::Batch) -> Result;
+    fn ssm_gated_norm(
+        &mut self,
+        x: &mut Self::Tensor,
+        z: &Self::Tensor,
+        w: &Self::Vector,
+        eps: f32,
+        batch: &Self::Batch,
+    ) -> Result;
 
     // --- mixture of experts ------------------------------------------------------------------------
 
     /// Chooses the `n_expert_used` largest of `logits + bias` (lowest index on a tie) and weighs them.
-    fn route(&mut self, routes: &mut Self::Routes, logits: &Self::Tensor, bias: Option<&Self::Vector>, rule: RouterRule, batch: &Self::Batch) -> Result;
+    fn route(
+        &mut self,
+        routes: &mut Self::Routes,
+        logits: &Self::Tensor,
+        bias: Option<&Self::Vector>,
+        rule: RouterRule,
+        batch: &Self::Batch,
+    ) -> Result;
     /// `out[m·k + j, r] = Σ_i w[expert(m, j)][r, i]·x[m or m·k + j, i] + bias[expert(m, j)][r]`: `x` has a row a
     /// token, or with `x_routed` a row a route.
     #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
-    fn expert_matmul(&mut self, out: &mut Self::Tensor, w: &Self::Matrix, bias: Option<&Self::Vector>, x: &Self::Tensor, x_routed: bool, routes: &Self::Routes, batch: &Self::Batch) -> Result;
+    fn expert_matmul(
+        &mut self,
+        out: &mut Self::Tensor,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        x: &Self::Tensor,
+        x_routed: bool,
+        routes: &Self::Routes,
+        batch: &Self::Batch,
+    ) -> Result;
     /// [`Backend::gated_act`] over the rows of the routes.
-    fn expert_act(&mut self, out: &mut Self::Tensor, gate: &Self::Tensor, up: &Self::Tensor, act: GatedAct, routes: &Self::Routes, batch: &Self::Batch) -> Result;
+    fn expert_act(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        act: GatedAct,
+        routes: &Self::Routes,
+        batch: &Self::Batch,
+    ) -> Result;
     /// `x[m] += Σ_j weight(m, j)·y[m·k + j]`.
-    fn moe_weighted_acc(&mut self, x: &mut Self::Tensor, y: &Self::Tensor, routes: &Self::Routes, batch: &Self::Batch) -> Result;
+    fn moe_weighted_acc(
+        &mut self,
+        x: &mut Self::Tensor,
+        y: &Self::Tensor,
+        routes: &Self::Routes,
+        batch: &Self::Batch,
+    ) -> Result;
     /// `x[m] += σ(gate[m])·y[m]`, `gate` of one column; without a gate `x += y`.
-    fn sigmoid_scale_acc(&mut self, x: &mut Self::Tensor, y: &Self::Tensor, gate: Option<&Self::Tensor>, batch: &Self::Batch) -> Result;
+    fn sigmoid_scale_acc(
+        &mut self,
+        x: &mut Self::Tensor,
+        y: &Self::Tensor,
+        gate: Option<&Self::Tensor>,
+        batch: &Self::Batch,
+    ) -> Result;
 
     // --- whole sub-layers, for a backend to fuse -----------------------------------------------------
 
     /// `s.x += attention(norm(s.x))`.
-    fn attention_layer(&mut self, w: &Attention<Self>, s: &mut Scratch<Self>, cache: &mut Self::Cache, layer: u32, batch: &Self::Batch) -> Result {
+    fn attention_layer(
+        &mut self,
+        w: &Attention<Self>,
+        s: &mut Scratch<Self>,
+        cache: &mut Self::Cache,
+        layer: u32,
+        batch: &Self::Batch,
+    ) -> Result {
         layers::attention(self, w, s, cache, layer, batch)
     }
     /// `s.x += delta_net(norm(s.x))`.
-    fn delta_net_layer(&mut self, w: &DeltaNet<Self>, s: &mut Scratch<Self>, cache: &mut Self::Cache, layer: u32, batch: &Self::Batch) -> Result {
+    fn delta_net_layer(
+        &mut self,
+        w: &DeltaNet<Self>,
+        s: &mut Scratch<Self>,
+        cache: &mut Self::Cache,
+        layer: u32,
+        batch: &Self::Batch,
+    ) -> Result {
         layers::delta_net(self, w, s, cache, layer, batch)
     }
     /// `s.x += ffn(norm(s.x))`.

@@ -80,7 +80,10 @@ impl Product<'_> {
     /// Computes the product on all threads.
     pub(super) fn compute(self) {
         let Product { w, xs, y } = self;
-        assert!(xs.iter().all(|x| x.len() == w.cols) && y.len() == w.rows * xs.len(), "operands have the product's shape");
+        assert!(
+            xs.iter().all(|x| x.len() == w.cols) && y.len() == w.rows * xs.len(),
+            "operands have the product's shape"
+        );
         if xs.is_empty() || y.is_empty() {
             return;
         }
