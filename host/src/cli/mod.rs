@@ -1,1 +1,3 @@
 //! The `host` command line.
+
+pub mod check;

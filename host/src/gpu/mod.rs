@@ -6,6 +6,7 @@ pub mod emulated;
 pub mod memory;
 pub mod profile;
 pub mod ptx;
+pub mod self_test;
 pub mod staging;
 
 pub use command::{Ring, Ticket};
