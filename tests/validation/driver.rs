@@ -1,9 +1,9 @@
 //! The driver layer and the device trait, without a GPU: what a machine that has none is told, what is
 //! decided from texts and lists, and everything that [`host::gpu::Device`] promises, on the emulator.
-
 //!
-//! Launching is what is tested here, so this file holds launches of its own, which tests otherwise leave to
-//! the launchers in `host`.
+//! Launching is what is tested here, so this file holds launches of its own, which tests otherwise leave
+//! to the launchers in `host`.
+
 use std::ffi::c_void;
 
 use cuda_std::launch::{Kernel, KernelArgs, Launch};
@@ -53,6 +53,7 @@ fn a_machine_without_a_driver_is_told_so() {
     let mut out = Vec::new();
     let ready = check::run(&CheckArgs::default(), &mut out).expect("writing to memory");
     let out = String::from_utf8(out).expect("text");
+    println!("{out}");
     let last = out.lines().last().unwrap_or_default();
     match cuda::load() {
         Ok(_) => assert!(ready || last.starts_with("NOT READY: "), "{out}"),
@@ -81,11 +82,8 @@ fn check_is_ready_on_the_emulated_device() {
 
 #[test]
 fn check_refuses_a_model_that_is_not_there() {
-    let args = CheckArgs {
-        device: CheckedDevice::Emulated,
-        model: Some("no/such/model.gguf".into()),
-        ..CheckArgs::default()
-    };
+    let args =
+        CheckArgs { device: CheckedDevice::Emulated, model: Some("no/such/model.gguf".into()), ..CheckArgs::default() };
     let mut out = Vec::new();
     assert!(!check::run(&args, &mut out).expect("writing to memory"));
     let out = String::from_utf8(out).expect("text");
