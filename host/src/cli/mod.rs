@@ -1,3 +1,4 @@
 //! The `host` command line.
 
+pub mod check;
 pub mod inspect;
