@@ -1,1 +1,5 @@
 //! Chat templates.
+
+/// Stand-in until the templates are merged.
+#[derive(Debug)]
+pub struct Template;

@@ -1,1 +1,4 @@
 //! The networks.
+
+pub mod config;
+pub mod session;
