@@ -75,7 +75,7 @@ impl Scheduler {
     ) -> Result<Self, EngineError> {
         let limits = executor.limits();
         let config = executor.config();
-        let (n_vocab, recurrent) = (config.n_vocab, config.is_recurrent());
+        let (n_vocab, recurrent) = (config.n_vocab as u32, config.state_elems_per_sequence() > 0);
         // Every decoding sequence has a row and an output in every batch.
         let n_slots = options.n_slots.min(limits.n_slots).min(limits.n_batch).min(limits.n_outputs);
         let n_batch = options.n_batch.min(limits.n_batch);
