@@ -2,8 +2,8 @@
 
 mod cli;
 mod config;
-mod driver;
 mod dequant;
+mod driver;
 mod emulator;
 mod engine;
 mod gguf;
