@@ -9,6 +9,9 @@ use crate::{backend, chat, tokenizer};
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
+    /// The file is damaged.
+    #[error(transparent)]
+    Gguf(#[from] crate::gguf::GgufError),
     /// The model could not be loaded.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -4,13 +4,14 @@
 //! line, 130 an interrupt. A reader that closes stdout early ends the program quietly.
 
 mod args;
-mod bench;
-mod chat;
 mod error;
+mod generate;
 mod interrupt;
+mod load;
 mod logits;
 mod model_path;
 mod output;
+mod prompt;
 mod report;
 mod run;
 mod tokenize;
@@ -26,7 +27,7 @@ pub use model_path::default_model;
 pub struct Cli {
     /// Say more on stderr: -v for what is done, -vv for details (or set RUST_LOG).
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    pub verbose: u8,
+    verbose: u8,
     #[command(subcommand)]
     command: Command,
 }
@@ -35,14 +36,10 @@ pub struct Cli {
 enum Command {
     /// Complete a prompt.
     Run(run::Args),
-    /// Talk to a model; the conversation is remembered until the program ends.
-    Chat(chat::Args),
     /// Print the token ids of a text as a JSON array.
     Tokenize(tokenize::Args),
     /// Write the logits of every position of a token sequence.
     Logits(logits::Args),
-    /// Measure prefill and decode speed.
-    Bench(bench::Args),
 }
 
 impl Cli {
@@ -53,10 +50,8 @@ impl Cli {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Command::Run(args) => run::run(args),
-            Command::Chat(args) => chat::chat(args),
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
-            Command::Bench(args) => bench::bench(args),
         }
     }
 

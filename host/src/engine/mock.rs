@@ -213,7 +213,7 @@ fn next_token(config: &Config, script: &Script, history: &[u32]) -> u32 {
 }
 
 fn broken<T>(what: String) -> Result<T> {
-    Err(Error::Device(format!("the mock model was misused: {what}")))
+    Err(Error::Batch(what))
 }
 
 #[cfg(test)]

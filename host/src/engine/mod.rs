@@ -7,7 +7,7 @@
 //! - [`scheduler`]: the queue, admission, what goes into a batch.
 //! - [`pager`]: KV pages; [`prefix`]: pages kept for requests that begin alike.
 //! - [`sequence`]: one running request; [`sampler`]: its next token; [`stop`]: where its text ends.
-//! - [`open`]: from a file and options to an engine.
+//! - [`plan`]: what memory it takes.
 //! - [`mock`]: a model without weights, for tests of everything above it.
 
 mod error;
@@ -16,6 +16,7 @@ pub mod mock;
 mod open;
 mod options;
 pub mod pager;
+pub mod plan;
 pub mod prefix;
 mod request;
 mod rng;
@@ -34,6 +35,7 @@ use crate::tokenizer::Tokenizer;
 
 pub use error::EngineError;
 pub use event::{Event, FinishReason, SampledToken, Stats, StopCause, Timings, Usage};
+pub use open::load;
 pub use options::{DeviceChoice, EngineOptions};
 pub use request::{Request, RequestId, Sampling, SubmitError, TokenMask};
 pub use sampler::InvalidSampling;

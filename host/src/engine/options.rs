@@ -17,6 +17,18 @@ pub enum DeviceChoice {
     Emulated,
 }
 
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(selector)) => write!(f, "cuda:{selector}"),
+            Self::Emulated => f.write_str("emulated"),
+        }
+    }
+}
+
 impl FromStr for DeviceChoice {
     type Err = String;
 

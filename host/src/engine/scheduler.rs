@@ -23,7 +23,7 @@ use super::sampler::{SampleError, Sampler};
 use super::sequence::{Goal, Reply, ReplyText, Sequence};
 use crate::backend::{Batch, PAGE_TOKENS, Span};
 use crate::model::session::Executor;
-use crate::tokenizer::{TokenStream, Tokenizer};
+use crate::tokenizer::Tokenizer;
 
 /// The queue, the running sequences and the memory they share.
 pub struct Scheduler {
@@ -115,11 +115,11 @@ impl Scheduler {
     /// The request cannot run.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         self.check(&request.prompt)?;
-        let n_tokens = self.tokenizer.as_ref().map_or(self.n_vocab as usize, |t| t.n_tokens());
+        let n_tokens = self.tokenizer.as_ref().map_or(self.n_vocab as usize, |t| t.n_vocab() as usize);
         let sampler = Sampler::new(request.sampling, &request.prompt, n_tokens, request.logprobs)?;
         let room = self.n_ctx - request.prompt.len() as u32;
         let max_tokens = request.max_tokens.unwrap_or(u32::MAX).min(room);
-        let stream = self.tokenizer.as_ref().map(|t| TokenStream::new(t.clone(), request.special));
+        let stream = self.tokenizer.as_ref().map(|t| if request.special { t.stream_special() } else { t.stream() });
         let reply = Reply {
             sampler,
             mask: request.mask,

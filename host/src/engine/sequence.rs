@@ -185,14 +185,14 @@ impl ReplyText {
     fn push(&mut self, id: u32) -> (String, Option<FinishReason>) {
         let Some(stream) = &mut self.stream else { return (String::new(), None) };
         let piece = stream.push(id);
-        self.check(&piece)
+        check(&mut self.stop, piece)
     }
 
     /// Releases everything held back; a stop string in it takes precedence over `reason`.
     fn end(&mut self, reason: FinishReason) -> (String, FinishReason) {
         let Some(stream) = &mut self.stream else { return (String::new(), reason) };
         let piece = stream.finish();
-        match self.check(&piece) {
+        match check(&mut self.stop, piece) {
             (text, Some(stop)) => (text, stop),
             (mut text, None) => {
                 text.push_str(&self.stop.finish());
@@ -200,14 +200,14 @@ impl ReplyText {
             }
         }
     }
+}
 
-    fn check(&mut self, piece: &str) -> (String, Option<FinishReason>) {
-        match self.stop.push(piece) {
-            Matched::Text(text) => (text, None),
-            Matched::Stop { text, stop } => {
-                let cause = StopCause::StopString(stop.to_owned());
-                (text, Some(FinishReason::Stop(cause)))
-            }
+fn check(stop: &mut StopMatcher, piece: &str) -> (String, Option<FinishReason>) {
+    match stop.push(piece) {
+        Matched::Text(text) => (text, None),
+        Matched::Stop { text, stop } => {
+            let cause = StopCause::StopString(stop.to_owned());
+            (text, Some(FinishReason::Stop(cause)))
         }
     }
 }
