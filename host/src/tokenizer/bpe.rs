@@ -59,17 +59,11 @@ fn split_merge(merge: &str) -> Option<(&str, &str)> {
 /// The character that stands for each byte: itself if it is printable and no space, otherwise one
 /// from U+0100 on, in order.
 pub(super) fn byte_alphabet() -> [char; 256] {
-    let mut next = 0x100;
+    let mut next = 0x100..;
     std::array::from_fn(|byte| {
         let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-        let code = if printable {
-            byte as u32
-        } else {
-            let n = next;
-            next += 1;
-            n
-        };
-        char::from_u32(code).expect("below U+0144 every number is a character")
+        let code = if printable { Some(byte as u32) } else { next.next() };
+        code.and_then(char::from_u32).expect("below U+0144 every number is a character")
     })
 }
 

@@ -85,7 +85,7 @@ fn is_control(text: &str, ty: TokenType) -> bool {
 
 impl Special {
     pub(super) fn new(vocab: &Vocab) -> Result<Special, TokenizerError> {
-        let (mut all, mut open) = (Vec::new(), Vec::new());
+        let (mut all, mut open, mut control_texts) = (Vec::new(), Vec::new(), Vec::new());
         for ((id, text), ty) in (0u32..).zip(&vocab.tokens).zip(&vocab.types) {
             let control = is_control(text, *ty);
             // An empty text would match everywhere.
@@ -93,15 +93,15 @@ impl Special {
                 continue;
             }
             all.push((id, text.as_str()));
-            if !control {
-                open.push((id, text.as_str()));
+            match control {
+                true => control_texts.push(text.clone()),
+                false => open.push((id, text.as_str())),
             }
         }
-        let hidden = all.iter().filter(|token| !open.contains(token));
         Ok(Special {
             trusted: Finder::new(&all)?,
             untrusted: Finder::new(&open)?,
-            control_texts: hidden.map(|(_, text)| (*text).to_owned()).collect(),
+            control_texts,
             ids: all.iter().map(|(id, text)| ((*text).to_owned(), *id)).collect(),
             eog: end_of_generation(vocab),
         })
