@@ -271,6 +271,7 @@ pub trait Backend: Sized + Send {
     ) -> Result;
     /// Causal grouped-query attention over the cached pages. `sinks[h]` joins the softmax of head `h` as a
     /// score without a value.
+    #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
     fn attention(
         &mut self,
         out: &mut Self::Tensor,
@@ -288,6 +289,7 @@ pub trait Backend: Sized + Send {
 
     /// Depthwise causal convolution and SiLU: `out[t, c] = SiLU(Σ_j w[c, j]·x[t − d_conv + 1 + j, c])`; inputs
     /// before the batch come from the cache, which is brought up to date.
+    #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
     fn ssm_conv1d(
         &mut self,
         out: &mut Self::Tensor,

@@ -10,7 +10,7 @@ use host::model::golden::{self, Case};
 use host::model::{Executor, Limits, Session};
 
 /// The engine that made the files differs from itself by 8e-7 between batched and stepwise runs, and the CPU from
-/// it by at most 1.3e-6; the smallest fault in the mathematics that was tried gives 1e-4.
+/// it by at most 1.3e-6.
 const TOLERANCE: f64 = 1e-5;
 /// Of single logits, whose magnitude is about 10 to 30; the file has them with four decimals.
 const TOP_TOLERANCE: f64 = 1e-3;
