@@ -6,6 +6,7 @@
 mod args;
 mod error;
 mod generate;
+pub mod inspect;
 mod interrupt;
 mod load;
 mod logits;
@@ -36,6 +37,8 @@ pub struct Cli {
 enum Command {
     /// Complete a prompt.
     Run(run::Args),
+    /// Show what is in a GGUF file: metadata, tensors, memory needs.
+    Inspect(inspect::InspectArgs),
     /// Print the token ids of a text as a JSON array.
     Tokenize(tokenize::Args),
     /// Write the logits of every position of a token sequence.
@@ -50,6 +53,7 @@ impl Cli {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Command::Run(args) => run::run(args),
+            Command::Inspect(args) => inspect::run(&args),
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
         }

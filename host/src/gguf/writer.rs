@@ -90,6 +90,12 @@ impl Writer {
         values.iter().for_each(|value| self.pairs.extend(value.to_le_bytes()));
     }
 
+    /// Adds an array of booleans.
+    pub fn put_bools(&mut self, key: &str, values: &[bool]) {
+        self.start_array(key, ValueType::Bool, values.len());
+        self.pairs.extend(values.iter().map(|&value| u8::from(value)));
+    }
+
     fn start_pair(&mut self, key: &str, ty: ValueType) {
         self.n_pairs += 1;
         put_bytes(&mut self.pairs, key.as_bytes());
