@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
 use gpu_kernels::blocks::GgmlType;
 
+use super::error::CliError;
 use crate::cpu::dequant::dequantize_row;
 use crate::gguf::{Array, Gguf, Tensor, Value};
 use crate::model::config::Config;
@@ -31,18 +31,15 @@ pub struct InspectArgs {
 /// Prints what `args` asks for.
 ///
 /// # Errors
-/// If the file cannot be opened, or has no such tensor. A reader that goes away is no error.
-pub fn run(args: &InspectArgs) -> Result<()> {
+/// If the file cannot be opened, or has no such tensor.
+pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let gguf = Gguf::open(&args.file)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let written = match &args.tensor {
         Some(name) => inspect_tensor(gguf.tensor(name)?, args.head, &mut out),
         None => inspect(&gguf, &mut out),
     };
-    match written.and_then(|()| out.flush()) {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("standard output"),
-    }
+    written.and_then(|()| out.flush()).map_err(|source| CliError::Stream { stream: "stdout", source })
 }
 
 /// Writes metadata, tensor table, totals for each type, and a plan of memory.
