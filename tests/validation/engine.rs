@@ -1,5 +1,7 @@
 //! The engine over a model without weights: scheduling, memory, cancellation, prefix reuse.
 
+mod text;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

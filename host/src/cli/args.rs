@@ -44,19 +44,19 @@ impl ModelArgs {
 #[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
     /// Divides the logits; 0 always takes the most probable token.
-    #[arg(short, long, alias = "temp", default_value_t = 0.0, value_name = "T")]
+    #[arg(short, long, alias = "temp", default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
     temperature: f32,
     /// Choose among this many most probable tokens; 0 or -1 is off.
     #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true)]
     top_k: i32,
     /// Choose among the most probable tokens that together reach this probability; 1 is off.
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
     top_p: f32,
     /// Leave out tokens less probable than this fraction of the most probable one; 0 is off.
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
     min_p: f32,
     /// Divides the logits of tokens that were used already; 1 is off.
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// Taken off the logit of a token for every time the reply has it.
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
