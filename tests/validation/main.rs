@@ -1,6 +1,6 @@
 //! Cross-device numeric validation: one binary, so that `cargo test` links once.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod cli;
 mod config;

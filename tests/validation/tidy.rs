@@ -127,13 +127,16 @@ fn dereferences_an_offset(code: &str) -> bool {
 
 #[test]
 fn crates_that_need_no_unsafe_code_forbid_it() {
-    let roots = ["xtask/src/main.rs", "crates/cuda_builder/src/lib.rs", "tests/validation/main.rs"];
+    let roots = ["xtask/src/main.rs", "crates/cuda_builder/src/lib.rs"];
     for file in roots {
         let text = fs::read_to_string(workspace_root().join(file)).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "{file}");
     }
-    let host = fs::read_to_string(workspace_root().join("host/src/lib.rs")).unwrap();
-    assert!(host.contains("#![deny(unsafe_code)]"));
+    // These two launch kernels, which types cannot make safe: every place that does says so.
+    for file in ["host/src/lib.rs", "tests/validation/main.rs"] {
+        let text = fs::read_to_string(workspace_root().join(file)).unwrap();
+        assert!(text.contains("#![deny(unsafe_code)]"), "{file}");
+    }
 }
 
 #[test]

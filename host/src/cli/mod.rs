@@ -56,7 +56,11 @@ impl Cli {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Command::Run(args) => run::run(args),
-            Command::Check(args) => check::run(&args),
+            Command::Check(args) => match check::run(&args, &mut std::io::stdout()) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(CliError::NotReady),
+                Err(source) => Err(CliError::Stream { stream: "stdout", source }),
+            },
             Command::Inspect(args) => inspect::run(&args),
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
