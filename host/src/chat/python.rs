@@ -1,0 +1,116 @@
+//! Jinja as Hugging Face transformers sets it up for chat templates.
+//!
+//! Source: `_compile_jinja_template` in transformers' `chat_template_utils.py`.
+
+use std::sync::LazyLock;
+
+use fancy_regex::Regex;
+use jiff::ZonedDateTime;
+use jiff::fmt::strtime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Value as Json;
+
+use super::error::Raised;
+use super::json;
+
+/// Steps that a rendering may take; one is about an instruction, or 64 bytes of text made. A
+/// conversation of a thousand messages takes under a million.
+const FUEL: u64 = 20_000_000;
+
+/// An environment without templates and without access to files.
+pub(super) fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_syntax(syntax.expect("the default delimiters are valid"));
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_fuel(Some(FUEL));
+    env.set_unknown_method_callback(method);
+    env.set_formatter(|out, _, value| out.write_str(&display(value)).map_err(Error::from));
+    env.add_filter("tojson", tojson);
+    env.add_filter("string", |value: &Value| display(value));
+    env.add_function("raise_exception", raise_exception);
+    env.add_function("strftime_now", strftime_now);
+    env
+}
+
+/// Hugging Face's `{% generation %}` marks what to train on; it does nothing here. A condition that
+/// is always true trims whitespace as the tag would.
+pub(super) fn adapt(source: &str) -> String {
+    static TAG: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a valid pattern"));
+    let replace = |tag: &fancy_regex::Captures<'_, str>| {
+        let group = |i| tag.get(i).map_or("", |group| group.as_str());
+        let keyword = if group(2).is_empty() { "if true" } else { "endif" };
+        format!("{{%{} {keyword} {}%}}", group(1), group(3))
+    };
+    TAG.replace_all(source, replace).into_owned()
+}
+
+/// JSON as a template's value. `map` is applied to every string, and told whether it is a key.
+pub(super) fn value(json: &Json, map: &impl Fn(&str, bool) -> String) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(value), _) => Value::from(value),
+            (None, Some(value)) => Value::from(value),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(map(text, false)),
+        Json::Array(items) => items.iter().map(|item| value(item, map)).collect(),
+        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(key, item)| (map(key, true), value(item, map)))),
+    }
+}
+
+/// What Python prints.
+fn display(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::Bool if value.is_true() => "True".to_owned(),
+        ValueKind::Bool => "False".to_owned(),
+        ValueKind::None => "None".to_owned(),
+        ValueKind::Number => json::number(value),
+        _ => value.to_string(),
+    }
+}
+
+/// Python's methods: those of `pycompat`, and those that it lacks.
+fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let text = value.as_str().zip(args.first().and_then(|arg| arg.as_str()));
+    match (name, text) {
+        ("removeprefix", Some((text, prefix))) => Ok(text.strip_prefix(prefix).unwrap_or(text).into()),
+        ("removesuffix", Some((text, suffix))) => Ok(text.strip_suffix(suffix).unwrap_or(text).into()),
+        _ => unknown_method_callback(state, value, name, args),
+    }
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    strtime::format(format, &ZonedDateTime::now())
+        .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}")))
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, which is
+/// what transformers' filter is. It escapes nothing for HTML.
+fn tojson(state: &State, value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+    let separators: Option<Vec<String>> = kwargs.get("separators")?;
+    let style = json::Style {
+        ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        indent: kwargs.get("indent")?,
+        separators: separators.map(|pair| <[String; 2]>::try_from(pair).map_err(|_| wrong_separators())).transpose()?,
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    kwargs.assert_all_used()?;
+    let text = json::dumps(value, &style)?;
+    state.consume_fuel(text.len() as u64 / 64)?;
+    Ok(text)
+}
+
+fn wrong_separators() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "separators are a pair of strings")
+}
