@@ -4,6 +4,7 @@
 //! line, 130 an interrupt. A reader that closes stdout early ends the program quietly.
 
 mod args;
+mod chat;
 mod error;
 mod generate;
 pub mod inspect;
