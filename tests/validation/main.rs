@@ -1,5 +1,7 @@
 //! Cross-device numeric validation: one binary, so that `cargo test` links once.
 
+#![deny(unsafe_code)]
+
 mod cli;
 mod config;
 mod dequant;

@@ -49,6 +49,9 @@ pub enum CliError {
     /// The command line asks for something that cannot be.
     #[error("{0}")]
     Usage(String),
+    /// The check found something missing, and said what.
+    #[error("this machine is not ready")]
+    NotReady,
     /// The user pressed Ctrl-C.
     #[error("interrupted")]
     Interrupted,

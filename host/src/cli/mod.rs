@@ -5,6 +5,7 @@
 
 mod args;
 mod chat;
+pub mod check;
 mod error;
 mod generate;
 pub mod inspect;
@@ -38,6 +39,10 @@ pub struct Cli {
 enum Command {
     /// Complete a prompt.
     Run(run::Args),
+    /// Talk to a model; it remembers the conversation until the program ends.
+    Chat(chat::Args),
+    /// Say whether this machine can run models on a GPU, and what is missing.
+    Check(check::CheckArgs),
     /// Show what is in a GGUF file: metadata, tensors, memory needs.
     Inspect(inspect::InspectArgs),
     /// Print the token ids of a text as a JSON array.
@@ -54,6 +59,12 @@ impl Cli {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Command::Run(args) => run::run(args),
+            Command::Chat(args) => chat::chat(args),
+            Command::Check(args) => match check::run(&args, &mut std::io::stdout()) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(CliError::NotReady),
+                Err(source) => Err(CliError::Stream { stream: "stdout", source }),
+            },
             Command::Inspect(args) => inspect::run(&args),
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
