@@ -4,8 +4,10 @@
 //! line, 130 an interrupt. A reader that closes stdout early ends the program quietly.
 
 mod args;
+mod bench;
 mod chat;
 pub mod check;
+mod compare;
 mod error;
 mod generate;
 pub mod inspect;
@@ -49,6 +51,10 @@ enum Command {
     Tokenize(tokenize::Args),
     /// Write the logits of every position of a token sequence.
     Logits(logits::Args),
+    /// Say how far the logits of one device are from those of another, or of a file.
+    Compare(compare::Args),
+    /// Measure the speed of prompts and replies.
+    Bench(bench::Args),
 }
 
 impl Cli {
@@ -68,6 +74,8 @@ impl Cli {
             Command::Inspect(args) => inspect::run(&args),
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
+            Command::Compare(args) => compare::compare(args),
+            Command::Bench(args) => bench::bench(args),
         }
     }
 
