@@ -27,7 +27,7 @@ use serde_json::{Map, Value as Json};
 use crate::gguf::Gguf;
 use crate::tokenizer::{Segment, Tokenizer};
 use probe::Shape;
-use taint::{Hide, Taint};
+use taint::{Hide, Kind, Taint};
 
 const NAME: &str = "chat template";
 
@@ -112,7 +112,10 @@ impl Template {
         let taint = Taint::new(&special.control)?;
         let source = source.to_owned();
         let mut template = Template { env, source, special, taint, shape: Shape::default() };
+        // A trial is short; a template that goes on and on is not worth waiting for eight times.
+        template.env.set_fuel(Some(python::FUEL / 64));
         template.shape = probe::shape(&template);
+        template.env.set_fuel(Some(python::FUEL));
         Ok(template)
     }
 
@@ -184,21 +187,19 @@ impl Template {
         &self,
         chat: &Chat<'_>,
         [messages, tools, vars]: [&Json; 3],
-        hide: impl Fn(&str, taint::Kind) -> String,
+        hide: impl Fn(&str, Kind) -> String,
     ) -> minijinja::Value {
-        let value = |json, kind| {
-            python::value(json, &|text: &str, is_key| hide(text, if is_key { taint::Kind::Key } else { kind }))
-        };
+        let value = |json, kind| python::value(json, kind, &hide);
         let own = [
-            ("messages", value(messages, taint::Kind::Text)),
-            ("tools", if chat.tools.is_empty() { minijinja::Value::from(()) } else { value(tools, taint::Kind::Key) }),
+            ("messages", value(messages, Kind::Text)),
+            ("tools", if chat.tools.is_empty() { minijinja::Value::from(()) } else { value(tools, Kind::Name) }),
             ("add_generation_prompt", chat.add_generation_prompt.into()),
             ("bos_token", self.special.bos.as_str().into()),
             ("eos_token", self.special.eos.as_str().into()),
         ];
         let vars = vars.as_object().into_iter().flatten();
-        let vars = vars.map(|(name, json)| (name.as_str(), value(json, taint::Kind::Key)));
-        vars.chain(own).collect()
+        let vars = vars.map(|(name, json)| (name.as_str(), value(json, Kind::Name)));
+        minijinja::Value::from_pairs(vars.chain(own))
     }
 
     fn run(&self, context: minijinja::Value) -> Result<String, TemplateError> {

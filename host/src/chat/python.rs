@@ -15,10 +15,12 @@ use serde_json::Value as Json;
 
 use super::error::Raised;
 use super::json;
+use super::taint::Kind;
 
 /// Steps that a rendering may take; one is about an instruction, or 64 bytes of text made. A
 /// conversation of a thousand messages takes under a million.
-const FUEL: u64 = 20_000_000;
+pub(super) const FUEL: u64 = 5_000_000;
+const MAX_REPR_DEPTH: usize = 200;
 
 /// An environment without templates and without access to files.
 pub(super) fn environment() -> Environment<'static> {
@@ -26,6 +28,8 @@ pub(super) fn environment() -> Environment<'static> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.expect("the default delimiters are valid"));
     env.set_auto_escape_callback(|_| AutoEscape::None);
+    // Off in debug builds too: it copies the template and the conversation into every error.
+    env.set_debug(false);
     env.set_fuel(Some(FUEL));
     env.set_unknown_method_callback(method);
     env.set_formatter(|out, _, value| out.write_str(&display(value)).map_err(Error::from));
@@ -49,8 +53,8 @@ pub(super) fn adapt(source: &str) -> String {
     TAG.replace_all(source, replace).into_owned()
 }
 
-/// JSON as a template's value. `map` is applied to every string, and told whether it is a key.
-pub(super) fn value(json: &Json, map: &impl Fn(&str, bool) -> String) -> Value {
+/// JSON as a template's value. `map` is applied to every string.
+pub(super) fn value(json: &Json, kind: Kind, map: &impl Fn(&str, Kind) -> String) -> Value {
     match json {
         Json::Null => Value::from(()),
         Json::Bool(value) => Value::from(*value),
@@ -59,21 +63,72 @@ pub(super) fn value(json: &Json, map: &impl Fn(&str, bool) -> String) -> Value {
             (None, Some(value)) => Value::from(value),
             (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
         },
-        Json::String(text) => Value::from(map(text, false)),
-        Json::Array(items) => items.iter().map(|item| value(item, map)).collect(),
-        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(key, item)| (map(key, true), value(item, map)))),
+        Json::String(text) => Value::from(map(text, kind)),
+        Json::Array(items) => items.iter().map(|item| value(item, kind, map)).collect(),
+        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(key, item)| {
+            let kind = if matches!(key.as_str(), "role" | "type") { Kind::Name } else { kind };
+            (map(key, Kind::Name), value(item, kind, map))
+        })),
     }
 }
 
-/// What Python prints.
+/// What Python prints: `str(value)`.
 fn display(value: &Value) -> String {
-    match value.kind() {
-        ValueKind::Bool if value.is_true() => "True".to_owned(),
-        ValueKind::Bool => "False".to_owned(),
-        ValueKind::None => "None".to_owned(),
-        ValueKind::Number => json::number(value),
-        _ => value.to_string(),
+    match value.as_str() {
+        Some(text) => text.to_owned(),
+        None if value.is_undefined() => String::new(),
+        None => {
+            let mut out = String::new();
+            repr(value, &mut out, 0);
+            out
+        }
     }
+}
+
+/// What Python prints inside of lists: `repr(value)`. Nesting beyond `MAX_REPR_DEPTH` is left out.
+fn repr(value: &Value, out: &mut String, depth: usize) {
+    let items = || value.try_iter().into_iter().flatten().filter(|_| depth < MAX_REPR_DEPTH).enumerate();
+    let separate = |out: &mut String, i: usize| out.push_str(if i > 0 { ", " } else { "" });
+    match value.kind() {
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Number => out.push_str(&json::number(value)),
+        ValueKind::String => repr_str(value.as_str().unwrap_or_default(), out),
+        ValueKind::Seq | ValueKind::Iterable => {
+            out.push('[');
+            for (i, item) in items() {
+                separate(out, i);
+                repr(&item, out, depth + 1);
+            }
+            out.push(']');
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (i, key) in items() {
+                separate(out, i);
+                repr(&key, out, depth + 1);
+                out.push_str(": ");
+                repr(&value.get_item(&key).unwrap_or_default(), out, depth + 1);
+            }
+            out.push('}');
+        }
+        _ => out.push_str(&value.to_string()),
+    }
+}
+
+fn repr_str(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote || c == '\\' => out.extend(['\\', c]),
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
 }
 
 /// Python's methods: those of `pycompat`, and those that it lacks.

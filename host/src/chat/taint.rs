@@ -14,7 +14,7 @@
 //! the template meant.
 //!
 //! Whitespace is never exchanged, so that trimming works, nor are `"` and `\`, so that JSON does.
-//! Object keys, and values in tool definitions, are left alone if they are plain names, because
+//! Object keys, roles, types and what tool definitions say are left alone if they are plain names, because
 //! templates look them up; a name cannot open or close a marker.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     /// Something that is printed.
     Text,
     /// Something that may be looked up.
-    Key,
+    Name,
 }
 
 /// What to exchange.
@@ -91,7 +91,7 @@ impl Aliases<'_> {
     /// The text with its characters exchanged.
     pub(super) fn hide(&self, text: &str, kind: Kind, hide: Hide) -> String {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        if kind == Kind::Key && text.chars().all(is_name) {
+        if kind == Kind::Name && text.chars().all(is_name) {
             return text.to_owned();
         }
         match hide {
