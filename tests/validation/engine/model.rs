@@ -45,7 +45,7 @@ const PASSAGE: &str = "Ge1:1 In the beginning God created the heaven and the ear
     form, and void; and darkness was upon the face of the deep. And the Spirit of God moved upon the face of the \
     waters.\nGe1:3 And God said, Let there be light: and there was light.\nGe1:4 And God saw the light, that it was \
     good: and God divided the light from the darkness.\nGe1:5 And God called the light Day, and the darkness he \
-    called Night.";
+    called Night. And the evening and the morning were the first day.";
 
 #[test]
 fn neighbours_in_the_batch_change_no_token() {
