@@ -144,6 +144,26 @@ fn b14_bos_comes_once() {
 }
 
 #[test]
+fn any_text_comes_back() {
+    for name in ["qwen2", "llama-bpe", "llama-spm"] {
+        let Some(tokenizer) = tokenizer(name) else { continue };
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let text = proptest::string::string_regex("(?s)(.|[a-z \\n]|<\\|im_end\\|>|</s>|\\PC){0,40}").expect("valid");
+        let checked = runner.run(&text, |text| {
+            let ids = tokenizer.encode(&text, PLAIN);
+            proptest::prop_assert_eq!(tokenizer.decode(&ids, false), text.as_str());
+            let mut stream = tokenizer.stream_special();
+            let mut streamed: String = ids.iter().map(|&id| stream.push(id).to_owned()).collect();
+            streamed.push_str(stream.finish());
+            let shown = if name == "llama-spm" { streamed.strip_prefix(' ').unwrap_or(&streamed) } else { &streamed };
+            proptest::prop_assert_eq!(shown, text);
+            Ok(())
+        });
+        checked.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
 fn end_of_generation_is_a_set() {
     let eog = |name: &str, ids: &[u32]| {
         let Some(tokenizer) = tokenizer(name) else { return };
