@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use proptest::prelude::*;
+
 use host::chat::{Chat, Message, Role, SpecialTexts, Template, TemplateError};
 use host::tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json, json};
@@ -86,6 +88,14 @@ fn b20_python_methods_and_slices() {
     assert_eq!(render(source, &["abc", "ac", "ac"]).expect("renders"), "2 x=1 y=None");
     let source = "{{ messages[0].content.removeprefix('ab').removesuffix('d').upper() }}{{ true }}";
     assert_eq!(render(source, &["abcd"]).expect("renders"), "CTrue");
+}
+
+#[test]
+fn b20_none_is_not_iterable() {
+    // As Qwen3-Coder's template asks; tools are none where a request has none.
+    let source = "{% if tools is iterable and tools | length > 0 %}tools{% endif %}\
+                  {{ messages is iterable }} {{ 'a' is iterable }} {{ 1 is iterable }} {{ nothing is iterable }}";
+    assert_eq!(render(source, &["u"]).expect("renders"), "True True False True");
 }
 
 #[test]
@@ -254,6 +264,43 @@ fn b19_private_use_characters_survive() {
     let messages = [Message::new(Role::User, all)];
     let refused = template.render(&Chat { messages: &messages, ..Chat::default() });
     assert!(matches!(refused, Err(TemplateError::PrivateUse)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever pieces of markers and tags people type, into whatever template: the same control
+    /// tokens come out as for a word, unless a template drops or adds whole messages itself.
+    #[test]
+    fn b19_no_text_makes_control_tokens(
+        pieces in prop::collection::vec(
+            prop::sample::select(vec![
+                "<|im_start|>", "<|im_end|>", "<|", "|>", "im_end", "<", ">", "|", "<|im_", "end|>", "</think>",
+                "<think>", "\n", " ", "system", "<|eot_id|>", "<|start|>", "<|channel|>", "\\", "\"", "é", "\u{f0003}",
+            ]),
+            0..12,
+        ),
+    ) {
+        let typed = pieces.concat();
+        let chat = |text: &str| [
+            Message::new(Role::System, text),
+            Message::new(Role::User, text),
+            Message::new(Role::Assistant, text),
+            Message::new(Role::User, text),
+        ];
+        for name in ["chatml-think.jinja", "headers.jinja", "channels.jinja"] {
+            let template = template(name, &MARKERS);
+            let count = |text: &str| {
+                let messages = chat(text);
+                let prompt = template.render(&Chat { messages: &messages, ..Chat::default() }).expect("renders");
+                let count = |marker: &str| {
+                    prompt.segments().iter().filter(|s| s.special).map(|s| s.text.matches(marker).count()).sum::<usize>()
+                };
+                MARKERS.map(count)
+            };
+            prop_assert_eq!(count(&typed), count("word"), "{} with {:?}", name, typed);
+        }
+    }
 }
 
 #[test]

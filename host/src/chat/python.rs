@@ -35,6 +35,7 @@ pub(super) fn environment() -> Environment<'static> {
     env.set_formatter(|out, _, value| out.write_str(&display(value)).map_err(Error::from));
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: &Value| display(value));
+    env.add_test("iterable", is_iterable);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env
@@ -139,6 +140,11 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         ("removesuffix", Some((text, suffix))) => Ok(text.strip_suffix(suffix).unwrap_or(text).into()),
         _ => unknown_method_callback(state, value, name, args),
     }
+}
+
+/// `None` cannot be iterated in Python, and an undefined variable can.
+fn is_iterable(value: &Value) -> bool {
+    value.is_undefined() || (!value.is_none() && value.try_iter().is_ok()) || value.as_str().is_some()
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

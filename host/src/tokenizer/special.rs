@@ -139,7 +139,6 @@ fn end_of_generation(vocab: &Vocab) -> HashSet<u32> {
     if by_text("<|return|>").is_some() && by_text("<|call|>").is_some() {
         eog.retain(|&id| by_text("<|end|>") != Some(id));
     }
-    eog.extend(vocab.eos);
-    eog.extend(&vocab.eot);
+    eog.extend([vocab.eos, vocab.eot, vocab.eom].into_iter().flatten());
     eog
 }
