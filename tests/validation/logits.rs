@@ -134,6 +134,14 @@ fn smollm2_continues_its_golden_prompts() {
 }
 
 #[test]
+fn a_cache_that_no_machine_holds_is_an_error() {
+    let gguf = Arc::new(Gguf::open(&tiny_cases()[0].model).expect("the golden model opens"));
+    let limits = Limits { n_pages: u32::MAX, n_slots: 1, n_batch: 8, n_outputs: 1 };
+    let error = Session::new(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits).err().expect("too much");
+    assert!(error.to_string().starts_with("cache: out of memory: "), "{error}");
+}
+
+#[test]
 fn batches_that_do_not_fit_are_refused() {
     let case = &tiny_cases()[0];
     let mut session = session(&case.model, 2, 8);
