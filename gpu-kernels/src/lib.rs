@@ -4,5 +4,9 @@
 //! is an ordinary library whose kernels run on `cuda_std`'s emulated device.
 
 #![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod blocks;
+pub mod kernels;
+pub mod layout;
+pub mod params;

@@ -1,9 +1,11 @@
 //! Cross-device numeric validation: one binary, so that `cargo test` links once.
 
+#![deny(unsafe_code)]
+
 mod cli;
 mod config;
-mod driver;
 mod dequant;
+mod driver;
 mod emulator;
 mod engine;
 mod gguf;

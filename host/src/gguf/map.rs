@@ -53,13 +53,11 @@ impl Deref for Bytes {
 
 #[expect(unsafe_code, reason = "mapping a file is unsafe by nature; the only place outside CUDA code")]
 fn map_file(file: &File) -> std::io::Result<memmap2::Mmap> {
-    // SAFETY: The mapping is private and read-only, and nothing in this process writes to the file
-    // through it. What Rust cannot rule out is another process that writes to the file or cuts it
-    // short while it is mapped: changed bytes could then be seen mid-read, and touching a page past
-    // the new end raises SIGBUS. The bytes are only ever read as `u8` and as plain numbers for which
-    // every bit pattern is valid, and every length and offset is taken from a header that is parsed
-    // once into owned values and checked against the mapped length, so a changed file gives wrong
-    // numbers and never an access outside the mapping. Model files are not to be rewritten in place
-    // while they are in use, which the README says.
+    // SAFETY: `Mmap::map` asks that the file does not change while it is mapped. Nothing in this process
+    // writes to it; that no other process does cannot be enforced, and is the one duty that
+    // `Gguf::open` puts on its caller in writing. What a breach leads to is kept small: headers are
+    // parsed once into owned names, lengths and offsets that were checked against the mapped length,
+    // so no later access leaves the mapping; tensor data is only read as integers and floats, for which
+    // every bit pattern is valid; and a page beyond a shortened file raises SIGBUS.
     unsafe { memmap2::Mmap::map(file) }
 }

@@ -1,4 +1,4 @@
-//! GGUF model files: reading, [`Gguf`].
+//! GGUF model files: reading ([`Gguf`]) and writing ([`Writer`]).
 //!
 //! A file is hostile input. Every count, length, product and sum is checked against the bytes that are
 //! really there before anything is allocated or looped over by it, so that opening a file takes time
@@ -18,14 +18,16 @@ mod map;
 mod split;
 mod tensor;
 mod value;
+mod writer;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 pub use error::{ErrorKind, GgufError, Place};
 pub use gpu_kernels::blocks::GgmlType;
 pub use tensor::{Tensor, TensorInfo};
 pub use value::{Array, Value, ValueType};
+pub use writer::{Layout, Writer};
 
 use header::Header;
 use map::Bytes;
@@ -37,7 +39,7 @@ const _: () = assert!(usize::BITS == 64, "models are larger than a 32-bit addres
 /// The result of reading from a GGUF file.
 pub type Result<T, E = GgufError> = std::result::Result<T, E>;
 
-/// One file, or all files of a split model.
+/// A file and its bytes.
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
@@ -50,7 +52,7 @@ pub struct Gguf {
     /// At least one.
     shards: Vec<Shard>,
     /// Of the first shard.
-    pairs: std::collections::BTreeMap<Box<str>, Stored>,
+    pairs: BTreeMap<Box<str>, Stored>,
     tensors: Vec<TensorInfo>,
     /// Index in `tensors` by name.
     by_name: HashMap<String, usize>,
@@ -59,6 +61,9 @@ pub struct Gguf {
 impl Gguf {
     /// Maps and checks the file at `path`. If it is a shard of a split model
     /// (`NAME-00001-of-00003.gguf`; any shard will do), maps and checks the whole set.
+    ///
+    /// The files must not be written to or cut short while the value lives: their bytes are borrowed, not
+    /// copied. To replace a model, rename a new file over it.
     ///
     /// # Errors
     /// If a file cannot be read, is not GGUF, or is damaged; if a shard is missing or does not belong
@@ -93,7 +98,7 @@ impl Gguf {
     }
 
     /// Sizes in bytes of the files that make up the model.
-    pub fn shard_bytes(&self) -> impl Iterator<Item = usize> {
+    pub fn shard_bytes(&self) -> impl ExactSizeIterator<Item = usize> {
         self.shards.iter().map(|shard| shard.bytes.len())
     }
 

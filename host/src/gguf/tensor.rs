@@ -71,13 +71,7 @@ impl TensorInfo {
         };
         let n_bytes = match data_bytes(ty, dims) {
             Ok(n_bytes) => n_bytes,
-            Err(Unsizable::Dims(problem)) => {
-                let dims = dims[..n_dims].to_vec();
-                return Err(ErrorKind::Dims { tensor: name, dims, problem });
-            }
-            Err(Unsizable::PartialBlock) => {
-                return Err(ErrorKind::PartialBlock { tensor: name, ty, cols: dims[0] });
-            }
+            Err(problem) => return Err(problem.about(name, ty, &dims[..n_dims])),
         };
         // `n_bytes` fits isize, so each of the dimensions does too; the offset is checked by `place`.
         let dims = dims.map(|dim| dim as usize);
@@ -108,13 +102,24 @@ impl TensorInfo {
     }
 }
 
-enum Unsizable {
+/// Why dimensions have no size in bytes.
+pub(super) enum Unsizable {
     Dims(&'static str),
     PartialBlock,
 }
 
+impl Unsizable {
+    /// The same, about this tensor.
+    pub(super) fn about(self, tensor: String, ty: GgmlType, dims: &[u64]) -> ErrorKind {
+        match self {
+            Unsizable::Dims(problem) => ErrorKind::Dims { tensor, dims: dims.to_vec(), problem },
+            Unsizable::PartialBlock => ErrorKind::PartialBlock { tensor, ty, cols: dims[0] },
+        }
+    }
+}
+
 /// Size of a tensor in bytes: whole blocks along the innermost dimension, times the other dimensions.
-fn data_bytes(ty: GgmlType, dims: [u64; 4]) -> Result<usize, Unsizable> {
+pub(super) fn data_bytes(ty: GgmlType, dims: [u64; 4]) -> Result<usize, Unsizable> {
     if dims.contains(&0) {
         return Err(Unsizable::Dims("hold a zero"));
     }

@@ -262,6 +262,11 @@ impl<'a> Array<'a> {
         self.len == 0
     }
 
+    /// The elements as the file has them, without type and count.
+    pub(super) fn encoded(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The elements in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let mut cursor = Cursor::new(self.bytes);

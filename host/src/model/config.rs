@@ -8,12 +8,16 @@
 
 mod keys;
 mod layers;
+mod moe;
 mod rope;
+mod ssm;
 
 use crate::gguf::{Gguf, GgufError};
 
 use keys::Keys;
+pub use moe::Moe;
 pub use rope::{Pairing, Rope, RopeScaling, Yarn};
+pub use ssm::Ssm;
 
 /// Upper limits: several times the largest published model of any of the architectures. A file that
 /// asks for more is damaged or hostile.
@@ -129,48 +133,6 @@ pub enum LayerKind {
     DeltaNet,
 }
 
-/// A mixture-of-experts FFN.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Moe {
-    /// `{arch}.expert_count`.
-    pub n_expert: usize,
-    /// `{arch}.expert_used_count`: experts that each token goes to.
-    pub n_expert_used: usize,
-    /// `{arch}.expert_feed_forward_length`: hidden width of one expert.
-    pub n_ff_exp: usize,
-    /// `{arch}.expert_shared_feed_forward_length`: hidden width of the shared expert; 0 if there is
-    /// none.
-    pub n_ff_shexp: usize,
-    /// `{arch}.expert_weights_norm`: whether the chosen experts' softmax weights are divided by their
-    /// sum, which equals a softmax over the chosen logits alone. True for all published models of
-    /// the supported architectures, and where the key is missing.
-    pub norm_weights: bool,
-    /// `{arch}.expert_weights_scale`: factor on the weights; 1 where the key is missing or 0.
-    pub weights_scale: f32,
-}
-
-/// The gated delta net's sizes. The keys keep the names of the state-space models that had them first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ssm {
-    /// `{arch}.ssm.conv_kernel`: taps of the short convolution.
-    pub d_conv: usize,
-    /// `{arch}.ssm.inner_size`: width of the values, `dt_rank · d_state`.
-    pub d_inner: usize,
-    /// `{arch}.ssm.state_size`: head dimension of keys and values alike.
-    pub d_state: usize,
-    /// `{arch}.ssm.time_step_rank`: value heads. A multiple of `n_group`.
-    pub dt_rank: usize,
-    /// `{arch}.ssm.group_count`: key heads.
-    pub n_group: usize,
-}
-
-impl Ssm {
-    /// Channels of the convolution: queries, keys and values side by side.
-    pub fn conv_dim(&self) -> usize {
-        2 * self.n_group * self.d_state + self.d_inner
-    }
-}
-
 /// A model's shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -262,8 +224,8 @@ impl Config {
             sliding_window,
             full_attention_interval,
             layers,
-            moe: read_moe(&keys, n_block, n_ff)?,
-            ssm: read_ssm(&keys)?,
+            moe: Moe::read(&keys, n_block, n_ff)?,
+            ssm: Ssm::read(&keys)?,
             tied_embeddings: gguf.find("output.weight").is_none(),
         })
     }
@@ -353,59 +315,4 @@ fn read_n_vocab(keys: &Keys<'_>, n_embd: usize) -> Result<usize, ConfigError> {
         }
     }
     Ok(n_vocab)
-}
-
-fn read_moe(keys: &Keys<'_>, n_block: usize, n_ff: usize) -> Result<Option<Moe>, ConfigError> {
-    if !keys.arch.is_moe() {
-        return match keys.size_or("expert_count", 0..=MAX_EXPERTS, 0)? {
-            0 => Ok(None),
-            n => Err(keys.problem("expert_count", format!("{n} experts, but none are supported"))),
-        };
-    }
-    let n_expert = keys.size("expert_count", 1..=MAX_EXPERTS)?;
-    let n_expert_used = keys.required_uniform("expert_used_count", n_block, 1..=n_expert as u32)?;
-    let n_ff_exp = keys.required_uniform("expert_feed_forward_length", n_block, 1..=MAX_WIDTH)?;
-    let n_ff_shexp = match keys.arch {
-        Arch::Qwen35Moe => {
-            let key = "expert_shared_feed_forward_length";
-            match keys.size_or(key, 0..=MAX_WIDTH, n_ff)? {
-                0 => return Err(keys.problem(key, "the shared expert has no width".to_owned())),
-                n => n,
-            }
-        }
-        _ => 0,
-    };
-    // 1: softmax over all experts; 3: softmax over the chosen ones. After norm_weights both agree.
-    let gating = keys.size_or("expert_gating_func", 0..=u32::MAX, 1)?;
-    if !matches!(gating, 0 | 1 | 3) {
-        return Err(keys.problem("expert_gating_func", format!("{gating} is not softmax")));
-    }
-    let norm_weights = gating == 3 || keys.bool_or("expert_weights_norm", true)?;
-    let weights_scale = match keys.opt_float_in("expert_weights_scale", 0.0..=1e6)? {
-        None | Some(0.0) => 1.0,
-        Some(scale) => scale,
-    };
-    Ok(Some(Moe { n_expert, n_expert_used, n_ff_exp, n_ff_shexp, norm_weights, weights_scale }))
-}
-
-fn read_ssm(keys: &Keys<'_>) -> Result<Option<Ssm>, ConfigError> {
-    if keys.arch != Arch::Qwen35Moe {
-        return Ok(None);
-    }
-    let ssm = Ssm {
-        d_conv: keys.size("ssm.conv_kernel", 2..=MAX_CONV)?,
-        d_inner: keys.size("ssm.inner_size", 1..=MAX_WIDTH)?,
-        d_state: keys.size("ssm.state_size", 1..=MAX_HEAD_DIM)?,
-        dt_rank: keys.size("ssm.time_step_rank", 1..=MAX_HEADS)?,
-        n_group: keys.size("ssm.group_count", 1..=MAX_HEADS)?,
-    };
-    if ssm.d_inner != ssm.dt_rank * ssm.d_state {
-        let problem = format!("{} is not {} heads of {}", ssm.d_inner, ssm.dt_rank, ssm.d_state);
-        return Err(keys.problem("ssm.inner_size", problem));
-    }
-    if !ssm.dt_rank.is_multiple_of(ssm.n_group) {
-        let problem = format!("{} does not divide the {} value heads", ssm.n_group, ssm.dt_rank);
-        return Err(keys.problem("ssm.group_count", problem));
-    }
-    Ok(Some(ssm))
 }

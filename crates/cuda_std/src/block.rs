@@ -1,0 +1,166 @@
+//! The block's barrier, and reductions over a block.
+//!
+//! PTX ISA: "Parallel Synchronization and Communication Instructions: bar, barrier".
+
+use crate::shared::Shared;
+use crate::warp;
+
+#[cfg(target_arch = "nvptx64")]
+mod imp {
+    use core::arch::asm;
+
+    #[inline(always)]
+    pub(super) fn sync() {
+        // SAFETY: a barrier has no precondition that memory safety depends on; the intrinsic is
+        // convergent and a memory barrier for the compiler.
+        unsafe { core::arch::nvptx::_syncthreads() }
+    }
+
+    macro_rules! reduce {
+        ($name:ident, $op:literal) => {
+            #[inline(always)]
+            pub(super) fn $name(predicate: bool) -> bool {
+                let result: u32;
+                // SAFETY: as `sync`. Not `pure`, not `nomem`: memory accesses stay on their side.
+                unsafe {
+                    asm!(
+                        "{{ .reg .pred p; setp.ne.u32 p, {input}, 0;",
+                        concat!("bar.red.", $op, ".pred p, 0, p;"),
+                        "selp.u32 {output}, 1, 0, p; }}",
+                        input = in(reg32) u32::from(predicate),
+                        output = out(reg32) result,
+                        options(nostack),
+                    );
+                }
+                result != 0
+            }
+        };
+    }
+    reduce!(and, "and");
+    reduce!(or, "or");
+
+    #[inline(always)]
+    pub(super) fn count(predicate: bool) -> u32 {
+        let result: u32;
+        // SAFETY: as `sync`.
+        unsafe {
+            asm!(
+                "{{ .reg .pred p; setp.ne.u32 p, {input}, 0; bar.red.popc.u32 {output}, 0, p; }}",
+                input = in(reg32) u32::from(predicate),
+                output = out(reg32) result,
+                options(nostack),
+            );
+        }
+        result
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod imp {
+    use crate::emu::lane;
+
+    #[track_caller]
+    pub(super) fn sync() {
+        lane::current().barrier(false);
+    }
+    #[track_caller]
+    pub(super) fn count(predicate: bool) -> u32 {
+        lane::current().barrier(predicate).0
+    }
+    #[track_caller]
+    pub(super) fn and(predicate: bool) -> bool {
+        let (yes, lanes) = lane::current().barrier(predicate);
+        yes == lanes
+    }
+    #[track_caller]
+    pub(super) fn or(predicate: bool) -> bool {
+        lane::current().barrier(predicate).0 != 0
+    }
+}
+
+/// Waits until every lane of the block is here, and orders their accesses to shared and global memory.
+///
+/// Every lane has to reach it: a barrier in a branch that only some lanes take hangs the GPU. The
+/// emulator reports it.
+#[inline(always)]
+#[track_caller]
+pub fn sync_threads() {
+    imp::sync();
+}
+
+/// A barrier that also counts the lanes whose predicate holds.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub fn sync_threads_count(predicate: bool) -> u32 {
+    imp::count(predicate)
+}
+
+/// A barrier that also tells whether every lane's predicate holds.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub fn sync_threads_and(predicate: bool) -> bool {
+    imp::and(predicate)
+}
+
+/// A barrier that also tells whether any lane's predicate holds.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub fn sync_threads_or(predicate: bool) -> bool {
+    imp::or(predicate)
+}
+
+/// `Σ value` over the lanes of the block, in every lane.
+///
+/// `scratch` holds one word for each warp. Two barriers: one before the scratch is read, and one after,
+/// so that the next use of it may overwrite it at once.
+///
+/// # Safety
+/// Every lane of the block calls it; the block is one-dimensional and its size a multiple of 32, at
+/// most 1024; `scratch` has room for `block_dim_x / 32` words that nobody else uses meanwhile.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn reduce_sum(scratch: Shared<f32>, value: f32) -> f32 {
+    // SAFETY: the caller's promise; addition with 0 as neutral element.
+    unsafe { reduce(scratch, value, 0.0, |a, b| a + b) }
+}
+
+/// `max value` over the lanes of the block, in every lane. Otherwise as [`reduce_sum`].
+///
+/// # Safety
+/// As [`reduce_sum`].
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn reduce_max(scratch: Shared<f32>, value: f32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { reduce(scratch, value, f32::NEG_INFINITY, f32::max) }
+}
+
+/// Warps reduce by butterfly and leave a word each; then every warp reduces those words, in the same
+/// order, so that all lanes hold the same bits.
+///
+/// # Safety
+/// As [`reduce_sum`].
+#[inline(always)]
+#[track_caller]
+unsafe fn reduce(scratch: Shared<f32>, value: f32, neutral: f32, op: impl Fn(f32, f32) -> f32) -> f32 {
+    let lane = warp::lane_id();
+    let thread = crate::thread::thread_idx_x();
+    let warps = crate::thread::block_dim_x() / warp::WARP_SIZE;
+    // SAFETY: whole warps are here, and the scratch has a word for each of them.
+    unsafe {
+        let value = warp::reduce(value, &op);
+        if lane == 0 {
+            scratch.set(thread / warp::WARP_SIZE, value);
+        }
+        sync_threads(); // every warp's word is written before it is read
+        let value = if lane < warps { scratch.get(lane) } else { neutral };
+        let value = warp::reduce(value, &op);
+        sync_threads(); // every word is read before the next caller writes
+        value
+    }
+}
