@@ -9,6 +9,7 @@ mod driver;
 mod emulator;
 mod engine;
 mod gguf;
+mod gpu_model;
 mod kernels;
 mod logits;
 mod ops;

@@ -10,6 +10,7 @@
 //! - [`plan`]: what memory it takes.
 //! - [`mock`]: a model without weights, for tests of everything above it.
 
+mod device;
 mod error;
 mod event;
 pub mod mock;
@@ -35,7 +36,7 @@ use crate::tokenizer::Tokenizer;
 
 pub use error::EngineError;
 pub use event::{Event, FinishReason, SampledToken, Stats, StopCause, Timings, Usage};
-pub use open::load;
+pub use open::{load, load_with};
 pub use options::{DeviceChoice, EngineOptions};
 pub use request::{Request, RequestId, Sampling, SubmitError, TokenMask};
 pub use sampler::InvalidSampling;

@@ -4,28 +4,27 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Engine;
+use super::device::OpenDevice;
 use super::error::EngineError;
 use super::options::{DeviceChoice, EngineOptions};
-use super::plan::{MemoryPlan, choose_n_ctx, free_memory_bytes};
+use super::plan::{MemoryPlan, choose_n_ctx};
 use crate::backend::PAGE_TOKENS;
 use crate::chat::Template;
-use crate::cpu::CpuBackend;
 use crate::gguf::Gguf;
+use crate::gpu::BackendOptions;
 use crate::model::config::Config;
-use crate::model::session::{Executor, Limits, Session};
+use crate::model::session::{Executor, Limits};
 use crate::tokenizer::{Tokenizer, TokenizerError};
-
-/// Elements of the CPU's KV cache are f32.
-const CPU_KV_ELEM_BYTES: u64 = 4;
 
 pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, EngineError> {
     let gguf = Arc::new(Gguf::open(path)?);
     let config = Config::from_gguf(&gguf)?;
     let tokenizer = read_tokenizer(path, &gguf)?;
-    let template = read_template(&gguf, options)?;
+    let template = read_template(&gguf, tokenizer.as_ref(), options)?;
     let mut options = options.clone();
-    let limits = choose_limits(&config, &mut options)?;
-    let executor = load(gguf, &options.device, limits)?;
+    let device = OpenDevice::open(&options.device, &config, weights_bytes(&gguf))?;
+    let limits = choose_limits(&config, &mut options, &device, weights_bytes(&gguf))?;
+    let executor = device.load(gguf, limits, options.gpu)?;
     Engine::new(executor, tokenizer, template, &options)
 }
 
@@ -34,20 +33,35 @@ pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, Engin
 /// # Errors
 /// The file is damaged, or the device is not there or too small.
 pub fn load(gguf: Arc<Gguf>, device: &DeviceChoice, limits: Limits) -> Result<Box<dyn Executor>, EngineError> {
-    match device {
-        DeviceChoice::Auto | DeviceChoice::Cpu => {
-            let backend = CpuBackend::new(gguf.clone());
-            Ok(Box::new(Session::new(backend, &gguf, limits)?))
-        }
-        DeviceChoice::Cuda(_) | DeviceChoice::Emulated => {
-            let why = "not available in this build".to_owned();
-            Err(EngineError::Device { device: device.to_string(), why })
-        }
-    }
+    load_with(gguf, device, limits, BackendOptions::default())
+}
+
+/// [`load`] with options for a GPU.
+///
+/// # Errors
+/// As there.
+pub fn load_with(
+    gguf: Arc<Gguf>,
+    device: &DeviceChoice,
+    limits: Limits,
+    options: BackendOptions,
+) -> Result<Box<dyn Executor>, EngineError> {
+    let config = Config::from_gguf(&gguf)?;
+    OpenDevice::open(device, &config, weights_bytes(&gguf))?.load(gguf, limits, options)
+}
+
+/// Bytes of all tensors.
+fn weights_bytes(gguf: &Gguf) -> u64 {
+    gguf.tensors().map(|tensor| tensor.n_bytes as u64).sum()
 }
 
 /// Checks the options and settles `options.n_ctx`: what was asked for has to fit, the default is halved until it does.
-fn choose_limits(config: &Config, options: &mut EngineOptions) -> Result<Limits, EngineError> {
+fn choose_limits(
+    config: &Config,
+    options: &mut EngineOptions,
+    device: &OpenDevice,
+    weights_bytes: u64,
+) -> Result<Limits, EngineError> {
     for (option, value) in [("slots", options.n_slots), ("batch", options.n_batch), ("ctx", options.n_ctx.unwrap_or(1))]
     {
         if value == 0 {
@@ -58,8 +72,9 @@ fn choose_limits(config: &Config, options: &mut EngineOptions) -> Result<Limits,
     let mut n_ctx = choose_n_ctx(config, options.n_ctx);
     loop {
         let limits = limits(config, options, n_ctx)?;
-        let plan = MemoryPlan::new(config, limits, CPU_KV_ELEM_BYTES);
-        let free = free_memory_bytes().unwrap_or(u64::MAX);
+        let plan = MemoryPlan::new(config, limits, device.kv_elem_bytes(&options.gpu));
+        let free = device.free_bytes().unwrap_or(u64::MAX);
+        let free = free.saturating_sub(device.own_weights_bytes(weights_bytes));
         match plan.check(free) {
             Ok(()) => {
                 tracing::info!(
@@ -103,6 +118,15 @@ fn read_tokenizer(path: &Path, gguf: &Gguf) -> Result<Option<Arc<Tokenizer>>, En
     }
 }
 
-fn read_template(_gguf: &Gguf, _options: &EngineOptions) -> Result<Option<Arc<Template>>, EngineError> {
-    Ok(None)
+/// The template that was asked for, or the file's own.
+fn read_template(
+    gguf: &Gguf,
+    tokenizer: Option<&Arc<Tokenizer>>,
+    options: &EngineOptions,
+) -> Result<Option<Arc<Template>>, EngineError> {
+    let Some(tokenizer) = tokenizer else { return Ok(None) };
+    if let Some(path) = &options.chat_template {
+        return Ok(Some(Arc::new(Template::from_file(path, tokenizer)?)));
+    }
+    Ok(Template::from_gguf(gguf, tokenizer)?.map(Arc::new))
 }

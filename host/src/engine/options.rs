@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::gpu::BackendOptions;
+
 /// Which device runs the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -51,6 +53,8 @@ impl FromStr for DeviceChoice {
 pub struct EngineOptions {
     /// Which device runs the model.
     pub device: DeviceChoice,
+    /// How a GPU computes and keeps keys and values.
+    pub gpu: BackendOptions,
     /// Tokens a sequence can hold, prompt and reply together; `None` takes the model's own, up to a cap.
     pub n_ctx: Option<u32>,
     /// Sequences that run at once.
@@ -71,6 +75,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             device: DeviceChoice::Auto,
+            gpu: BackendOptions::default(),
             n_ctx: None,
             n_slots: 1,
             n_batch: 512,

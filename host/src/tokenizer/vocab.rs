@@ -141,8 +141,10 @@ pub struct Vocab {
     pub bos: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`.
     pub eos: Option<u32>,
-    /// `tokenizer.ggml.eot_token_id` and `eom_token_id`: they end a turn.
-    pub eot: Vec<u32>,
+    /// `tokenizer.ggml.eot_token_id`: it ends a turn.
+    pub eot: Option<u32>,
+    /// `tokenizer.ggml.eom_token_id`: it ends a message that expects an answer from a tool.
+    pub eom: Option<u32>,
     /// `tokenizer.ggml.unknown_token_id`.
     pub unk: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`. There is no such field for EOS: a prompt is to be continued.
@@ -177,7 +179,8 @@ impl Vocab {
             types: token_types(gguf, tokens.len())?,
             bos: or_default(gguf.opt_u32(BOS)?, 1),
             eos: or_default(gguf.opt_u32(EOS)?, 2),
-            eot: [gguf.opt_u32(EOT)?, gguf.opt_u32(EOM)?].into_iter().flatten().collect(),
+            eot: gguf.opt_u32(EOT)?,
+            eom: gguf.opt_u32(EOM)?,
             unk: or_default(gguf.opt_u32(UNK)?, 0),
             add_bos: gguf.opt_bool(ADD_BOS)?.unwrap_or(add_bos_default),
             add_space_prefix: gguf.opt_bool(ADD_SPACE_PREFIX)?.unwrap_or(spm),
@@ -202,8 +205,8 @@ impl Vocab {
         if let VocabKind::Spm { scores } = &self.kind {
             same_length(SCORES, scores.len())?;
         }
-        let eot = self.eot.iter().map(|&id| (EOT, Some(id)));
-        for (key, id) in [(BOS, self.bos), (EOS, self.eos), (UNK, self.unk)].into_iter().chain(eot) {
+        let ids = [(BOS, self.bos), (EOS, self.eos), (EOT, self.eot), (EOM, self.eom), (UNK, self.unk)];
+        for (key, id) in ids {
             if let Some(id) = id.filter(|&id| id as usize >= n_tokens) {
                 return Err(TokenizerError::TokenId { key, id, n_tokens });
             }

@@ -97,14 +97,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.done(launched)
     }
 
-    fn rms_norm(
-        &mut self,
-        out: &mut Tensor<D>,
-        x: &Tensor<D>,
-        w: &Vector<D>,
-        eps: f32,
-        batch: &Batch<D>,
-    ) -> Result {
+    fn rms_norm(&mut self, out: &mut Tensor<D>, x: &Tensor<D>, w: &Vector<D>, eps: f32, batch: &Batch<D>) -> Result {
         let y = out.rows_mut(batch.shape.rows)?;
         let launched = ops::rms_norm(&*self.device, x.rows(batch.shape.rows)?, w.data.slice(), y, eps);
         self.done(launched)
@@ -178,14 +171,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.done(launched)
     }
 
-    fn kv_write(
-        &mut self,
-        cache: &mut Cache<D>,
-        layer: u32,
-        k: &Tensor<D>,
-        v: &Tensor<D>,
-        batch: &Batch<D>,
-    ) -> Result {
+    fn kv_write(&mut self, cache: &mut Cache<D>, layer: u32, k: &Tensor<D>, v: &Tensor<D>, batch: &Batch<D>) -> Result {
         let n = batch.shape.rows;
         let at = batch.placement(cache.n_pages)?;
         // SAFETY: the batch has a row of the page table for each span, with a page for each position, and
@@ -291,8 +277,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         let (ids, weights) = (routes.ids(n_routes)?, routes.weights(n_routes)?);
         let (logits, n_expert) = (logits.rows(batch.shape.rows)?, logits.cols());
         let bias = bias.map(|bias| bias.data.slice());
-        let launched =
-            ops::softmax_topk(&*self.device, logits, bias, ids, weights, n_expert, routes.n_used, rule);
+        let launched = ops::softmax_topk(&*self.device, logits, bias, ids, weights, n_expert, routes.n_used, rule);
         self.done(launched)
     }
 
@@ -332,13 +317,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.gated(out, gate, up, act, routes.n_routes(batch.shape.rows)?)
     }
 
-    fn moe_weighted_acc(
-        &mut self,
-        x: &mut Tensor<D>,
-        y: &Tensor<D>,
-        routes: &Routes<D>,
-        batch: &Batch<D>,
-    ) -> Result {
+    fn moe_weighted_acc(&mut self, x: &mut Tensor<D>, y: &Tensor<D>, routes: &Routes<D>, batch: &Batch<D>) -> Result {
         let n_routes = routes.n_routes(batch.shape.rows)?;
         let (cols, weights) = (x.cols(), routes.weights(n_routes)?);
         let (x, y) = (x.rows_mut(batch.shape.rows)?, y.rows(n_routes)?);
