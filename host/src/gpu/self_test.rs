@@ -104,8 +104,8 @@ fn memory<D: Device>(device: &D, scale: Scale) -> Finding {
         ];
         expect("a filled buffer", ends.concat().iter().all(|&byte| byte == 0xa5))?;
     }
-    // Several times what there is: some systems back device memory with the host's.
-    let wanted = usize::try_from(before.total_bytes.saturating_mul(4)).unwrap_or(usize::MAX);
+    // More than there is: some systems back device memory with the host's.
+    let wanted = usize::try_from(before.total_bytes.saturating_mul(2)).unwrap_or(usize::MAX);
     let refused = matches!(device.alloc_bytes(wanted), Err(DeviceError::OutOfMemory { .. }));
     expect("an allocation beyond all memory is refused as such", refused)?;
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
