@@ -247,17 +247,18 @@ fn readback<D: Device>(device: &D, _: Scale) -> Finding {
     let value: Buffer<D, u32> = device.alloc_zeroed(3)?;
     let mut slots: Readback<D, u32> = Readback::new(device, 3, 2)?;
     let mut ring = Ring::new(2);
-    let mut received = Vec::new();
+    let (mut result, mut received) = (Vec::new(), Vec::new());
     for step in 0..5u8 {
         device.fill_bytes(value.slice().as_bytes(), step)?;
         slots.push(device, value.part(usize::from(step % 2)..)?)?;
         ring.commit_async(device)?;
         if slots.n_in_flight() == 2 {
-            received.extend(slots.pop(device)?);
+            slots.pop(device, &mut result)?;
+            received.push(result.clone());
         }
     }
-    while let Some(result) = slots.pop(device)? {
-        received.push(result);
+    while slots.pop(device, &mut result)? {
+        received.push(result.clone());
     }
     ring.commit_and_wait(device)?;
     expect("no step is in flight at the end", ring.release_completed(device)? == 0)?;
