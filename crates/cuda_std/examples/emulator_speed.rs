@@ -76,7 +76,5 @@ fn main() -> Result<(), cuda_std::emu::Fault> {
     time("shared accesses with a barrier each", 2.0 * 256.0 * 1000.0, &|| {
         device.launch(pass_round, Launch::linear(1, 256).shared(1024), (out.as_mut_ptr(), 1000))
     })?;
-    time("shuffles", 5.0 * 8192.0 * 20.0, &|| {
-        device.launch(warp_sums, Launch::linear(32, 256), (out.as_mut_ptr(), 20))
-    })
+    time("shuffles", 5.0 * 8192.0 * 20.0, &|| device.launch(warp_sums, Launch::linear(32, 256), (out.as_mut_ptr(), 20)))
 }
