@@ -8,3 +8,5 @@
 
 pub mod blocks;
 pub mod kernels;
+pub mod layout;
+pub mod params;

@@ -11,10 +11,10 @@
 /// Waits until the grids this one depends on have ended and their writes are visible.
 #[inline(always)]
 pub fn grid_dependency_wait() {
-    #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
-    // SAFETY: no precondition. It clobbers memory, so the compiler leaves accesses on their side.
-    unsafe {
-        core::arch::asm!("griddepcontrol.wait;", options(nostack));
+    #[cfg(target_arch = "nvptx64")]
+    if is_sm_90() {
+        // SAFETY: no precondition. It clobbers memory, so the compiler leaves accesses on their side.
+        unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) };
     }
 }
 
@@ -22,9 +22,23 @@ pub fn grid_dependency_wait() {
 /// the next grid still waits for this one's end before it may read what this one writes.
 #[inline(always)]
 pub fn launch_dependents() {
-    #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
-    // SAFETY: no precondition.
-    unsafe {
-        core::arch::asm!("griddepcontrol.launch_dependents;", options(nostack));
+    #[cfg(target_arch = "nvptx64")]
+    if is_sm_90() {
+        // SAFETY: no precondition.
+        unsafe { core::arch::asm!("griddepcontrol.launch_dependents;", options(nostack)) };
     }
+}
+
+/// Whether the PTX is for sm_90 or later. One compilation serves all targets, so this is no `cfg`: LLVM makes
+/// the call a constant once it knows the target, and drops the branch that is not taken.
+///
+/// Source: LLVM, "User Guide for NVPTX Back-end", "NVVM Reflect".
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn is_sm_90() -> bool {
+    unsafe extern "C" {
+        fn __nvvm_reflect(name: *const core::ffi::c_char) -> i32;
+    }
+    // SAFETY: the argument is a constant C string, as the pass asks; the value is ten times the target's number.
+    unsafe { __nvvm_reflect(c"__CUDA_ARCH".as_ptr()) >= 900 }
 }

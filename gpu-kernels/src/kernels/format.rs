@@ -1,0 +1,154 @@
+//! Weight formats as kernels see them: one trait, one impl a type.
+//!
+//! A lane works on *chunks*. Chunk `c` of a row is the `c`-th 16 bytes of the row in plane 0, with what
+//! the other planes add to them; neighbouring lanes take neighbouring chunks, so that a warp's load is
+//! 512 consecutive bytes. A chunk's elements are one or two *runs* of consecutive elements: a format
+//! that packs two values in a byte keeps them 16 or 32 elements apart, and low and high nibbles are a
+//! run each.
+//!
+//! [`Format::load`] only issues loads, so that a kernel can have several in flight, and can issue them
+//! before it waits for the grid that makes its activations.
+
+mod float;
+mod legacy;
+mod mxfp4;
+mod q4_k;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+
+pub use float::{Bf16, F16, F32};
+pub use legacy::{Q4_0, Q4_1, Q5_0, Q5_1};
+pub use mxfp4::Mxfp4;
+pub use q4_k::Q4K;
+pub use q5_k::Q5K;
+pub use q6_k::Q6K;
+pub use q8_0::Q8_0;
+
+use cuda_std::prelude::*;
+
+use crate::blocks::GgmlType;
+use crate::layout::{MAX_PLANES, block_chunks, chunk_elems, plane_bytes};
+
+/// A weight type in its planar device layout ([`crate::layout`]).
+pub trait Format {
+    /// The type.
+    const TYPE: GgmlType;
+    /// Runs of consecutive elements in a chunk: 1 or 2.
+    const RUNS: u32;
+    /// Chunks in a block.
+    const BLOCK_CHUNKS: u32 = block_chunks(Self::TYPE);
+    /// Elements in a run.
+    const RUN_ELEMS: u32 = chunk_elems(Self::TYPE) / Self::RUNS;
+    /// Quads (four consecutive elements) in a chunk.
+    const QUADS: u32 = chunk_elems(Self::TYPE) / 4;
+
+    /// What one lane holds of a chunk: the bytes, not yet unpacked.
+    type Raw: Copy;
+
+    /// Loads chunk `chunk` of a row.
+    ///
+    /// # Safety
+    /// `row` came from [`Row::new`] for a tensor of this type, and the row has more than `chunk` chunks.
+    unsafe fn load(row: &Row, chunk: u32) -> Self::Raw;
+
+    /// The element of the row at which run `run` of a chunk starts.
+    fn run_start(chunk: u32, run: u32) -> u32;
+
+    /// Elements `4·I ..+4` of the chunk, its first run before its second.
+    fn quad<const I: u32>(raw: &Self::Raw, chunk: u32) -> [f32; 4];
+}
+
+/// A format of small integers, whose product with 8-bit activations is integer arithmetic.
+pub trait FormatQ8: Format {
+    /// `Σ w·x` over the chunk. `x` holds the activations of its runs; where there is one run, `x[1]` is
+    /// not to be read.
+    fn dot_q8(raw: &Self::Raw, x: &[Q8Run; 2], chunk: u32) -> f32;
+}
+
+/// Sixteen quantised activations: `x[i] = d·qs[i]`, and their sum `s = d·Σ qs[i]`.
+#[derive(Clone, Copy)]
+pub struct Q8Run {
+    /// The integers, four to a word.
+    pub qs: [u32; 4],
+    /// Their scale.
+    pub d: f32,
+    /// Their sum, scaled; formats with a minimum multiply it by that.
+    pub s: f32,
+}
+
+/// Where one row of a weight starts in each plane.
+#[derive(Clone, Copy)]
+pub struct Row {
+    planes: [*const u8; MAX_PLANES],
+}
+
+impl Row {
+    /// Row `row` (counted over all experts) of the tensor at `w`, whose planes are at `offsets`.
+    ///
+    /// # Safety
+    /// The tensor has such a row, of `chunks` chunks, and lies in one allocation.
+    #[inline(always)]
+    pub unsafe fn new<F: Format>(w: *const u8, offsets: &[u64; MAX_PLANES], row: u64, chunks: u32) -> Self {
+        let bytes = const { plane_bytes(F::TYPE) };
+        let block = row * u64::from(chunks / F::BLOCK_CHUNKS);
+        // SAFETY: the offset is that of a block of the tensor.
+        let at = |i: usize| unsafe { w.add((offsets[i] + block * bytes[i]) as usize) };
+        Self { planes: [at(0), at(1), at(2), at(3)] }
+    }
+
+    /// Loads item `index` of plane `P`, seen as items of type `T`, and marks it as not to be kept: one
+    /// matrix is read once a step, and the activations need the cache.
+    ///
+    /// # Safety
+    /// The row has such an item in that plane.
+    #[inline(always)]
+    pub unsafe fn stream<T: Pod, const P: usize>(&self, index: u32) -> T {
+        // SAFETY: the caller's promise; planes are aligned for `T` because blocks are its multiples.
+        unsafe { mem::ld_cs(self.planes[P].cast::<T>().add(index as usize)) }
+    }
+
+    /// As [`stream`](Self::stream), for items of one or two bytes, which have no hinted loads.
+    ///
+    /// # Safety
+    /// The row has such an item in that plane.
+    #[inline(always)]
+    pub unsafe fn load<T: Pod, const P: usize>(&self, index: u32) -> T {
+        // SAFETY: the caller's promise; as above.
+        unsafe { ld(self.planes[P].cast::<T>().add(index as usize)) }
+    }
+}
+
+/// Four nibbles of four bytes each, as bytes: the low ones.
+#[inline(always)]
+pub(crate) fn low_nibbles(word: u32) -> u32 {
+    word & 0x0f0f_0f0f
+}
+
+/// The high nibbles.
+#[inline(always)]
+pub(crate) fn high_nibbles(word: u32) -> u32 {
+    (word >> 4) & 0x0f0f_0f0f
+}
+
+/// The four unsigned bytes of a word.
+#[inline(always)]
+pub(crate) fn unsigned_bytes(word: u32) -> [f32; 4] {
+    [word & 0xff, word >> 8 & 0xff, word >> 16 & 0xff, word >> 24].map(|byte| byte as f32)
+}
+
+/// The four signed bytes of a word.
+#[inline(always)]
+pub(crate) fn signed_bytes(word: u32) -> [f32; 4] {
+    word.to_le_bytes().map(|byte| f32::from(byte.cast_signed()))
+}
+
+/// Sixteen products of bytes, summed: `Σ a[i]·b[i]`.
+#[inline(always)]
+pub(crate) fn dot16(a: [u32; 4], b: &[u32; 4]) -> i32 {
+    let mut sum = 0;
+    for i in 0..4 {
+        sum = int8::dp4a(a[i].cast_signed(), b[i].cast_signed(), sum);
+    }
+    sum
+}

@@ -1,0 +1,138 @@
+//! Q4_0, Q4_1, Q5_0, Q5_1: 32 elements a block, one chunk.
+//!
+//! Low nibbles are elements 0 to 15, high nibbles 16 to 31; the five-bit types have the fifth bit of
+//! element `j` in bit `j` of a 32-bit word. Planes: `qs` (16 bytes a block), `qh` (4) for the five-bit
+//! types, then `d`, or `d` and `m` together.
+//!
+//! Source: [`BlockQ4_0`](crate::blocks::BlockQ4_0) and its neighbours.
+
+use cuda_std::prelude::*;
+
+use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use crate::blocks::GgmlType;
+
+/// See [`BlockQ4_0`](crate::blocks::BlockQ4_0).
+pub struct Q4_0;
+/// See [`BlockQ4_1`](crate::blocks::BlockQ4_1).
+pub struct Q4_1;
+/// See [`BlockQ5_0`](crate::blocks::BlockQ5_0).
+pub struct Q5_0;
+/// See [`BlockQ5_1`](crate::blocks::BlockQ5_1).
+pub struct Q5_1;
+
+/// A block: nibbles, fifth bits (0 where the type has none) and one or two f16.
+#[derive(Clone, Copy)]
+pub struct Raw {
+    qs: U32x4,
+    qh: u32,
+    dm: u32,
+}
+
+impl Raw {
+    /// The values of word `i`: low nibbles for run 0, high for run 1.
+    #[inline(always)]
+    fn word(&self, i: usize, run: usize) -> u32 {
+        let word = self.qs.to_array()[i];
+        let bits = self.qh >> (16 * run + 4 * i) & 0xf;
+        let nibbles = if run == 0 { low_nibbles(word) } else { high_nibbles(word) };
+        nibbles | spread(bits) << 4
+    }
+
+    #[inline(always)]
+    fn d(&self) -> f32 {
+        convert::f16_to_f32(self.dm as u16)
+    }
+
+    #[inline(always)]
+    fn m(&self) -> f32 {
+        convert::f16_to_f32((self.dm >> 16) as u16)
+    }
+
+    /// `Σ q·x` over the block, without scales.
+    #[inline(always)]
+    fn dot(&self, x: &[Q8Run; 2]) -> f32 {
+        let run = |r: usize| dot16([0, 1, 2, 3].map(|i| self.word(i, r)), &x[r].qs);
+        (run(0) + run(1)) as f32
+    }
+}
+
+/// Bit `j` of four bits to bit 0 of byte `j`. The factor's copies do not overlap, so nothing carries.
+#[inline(always)]
+fn spread(bits: u32) -> u32 {
+    (bits * 0x0020_4081) & 0x0101_0101
+}
+
+/// `v = d·(q − $offset)`.
+macro_rules! symmetric {
+    ($name:ident, $offset:literal, [$($qh_plane:literal)?], $d_plane:literal) => {
+        legacy!($name, [$($qh_plane)?], $d_plane, u16, |raw: &Raw, q: f32| raw.d() * (q - $offset));
+
+        impl FormatQ8 for $name {
+            /// `d·(dx·Σ q·x − offset·Σ x)`; one activation scale serves the block.
+            #[inline(always)]
+            fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+                raw.d() * math::fma(raw.dot(x), x[0].d, -$offset * (x[0].s + x[1].s))
+            }
+        }
+    };
+}
+
+/// `v = d·q + m`.
+macro_rules! affine {
+    ($name:ident, [$($qh_plane:literal)?], $dm_plane:literal) => {
+        legacy!($name, [$($qh_plane)?], $dm_plane, u32, |raw: &Raw, q: f32| raw.d() * q + raw.m());
+
+        impl FormatQ8 for $name {
+            /// `d·dx·Σ q·x + m·Σ x`.
+            #[inline(always)]
+            fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+                math::fma(raw.dot(x), raw.d() * x[0].d, raw.m() * (x[0].s + x[1].s))
+            }
+        }
+    };
+}
+
+macro_rules! legacy {
+    (@load u16, $row:ident, $plane:tt, $chunk:ident) => {
+        u32::from($row.load::<u16, $plane>($chunk))
+    };
+    (@load u32, $row:ident, $plane:tt, $chunk:ident) => {
+        $row.stream::<u32, $plane>($chunk)
+    };
+    ($name:ident, [$($qh_plane:literal)?], $dm_plane:tt, $dm:tt, $value:expr) => {
+        impl Format for $name {
+            const TYPE: GgmlType = GgmlType::$name;
+            const RUNS: u32 = 2;
+            type Raw = Raw;
+
+            #[inline(always)]
+            unsafe fn load(row: &Row, chunk: u32) -> Raw {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let qs = row.stream::<_, 0>(chunk);
+                    let dm = legacy!(@load $dm, row, $dm_plane, chunk);
+                    #[allow(unused_mut, unused_assignments, reason = "the four-bit types have no qh")]
+                    let mut qh = 0;
+                    $( qh = row.stream::<_, $qh_plane>(chunk); )?
+                    Raw { qs, qh, dm }
+                }
+            }
+
+            #[inline(always)]
+            fn run_start(chunk: u32, run: u32) -> u32 {
+                chunk * 32 + run * 16
+            }
+
+            #[inline(always)]
+            fn quad<const I: u32>(raw: &Raw, _chunk: u32) -> [f32; 4] {
+                let value = $value;
+                unsigned_bytes(raw.word(I as usize % 4, I as usize / 4)).map(|q| value(raw, q))
+            }
+        }
+    };
+}
+
+symmetric!(Q4_0, 8.0, [], 1);
+affine!(Q4_1, [], 1);
+symmetric!(Q5_0, 16.0, [1], 2);
+affine!(Q5_1, [1], 2);

@@ -1,0 +1,99 @@
+//! MXFP4: `v = 2^(e − 127)·E2M1(q)`, 32 elements a block, one chunk.
+//!
+//! Planes: `qs` (16 bytes a block), `e` (1). Low nibbles are elements 0 to 15, high nibbles 16 to 31.
+//! E2M1's magnitudes are halves, so the kernel works with their doubles, which are integers, and halves
+//! the scale. Source: OCP Microscaling Formats (MX) v1.0; [`BlockMxfp4`](crate::blocks::BlockMxfp4).
+
+use cuda_std::prelude::*;
+
+use super::{Format, FormatQ8, Q8Run, Row, signed_bytes};
+use crate::blocks::GgmlType;
+
+/// See [`BlockMxfp4`](crate::blocks::BlockMxfp4).
+pub struct Mxfp4;
+
+/// A block.
+#[derive(Clone, Copy)]
+pub struct Raw {
+    qs: U32x4,
+    e: u8,
+}
+
+/// Twice E2M1's eight magnitudes, as the bytes of two words: 0 1 2 3, 4 6 8 12.
+const DOUBLED: [u32; 2] = [0x0302_0100, 0x0c08_0604];
+/// Flips the sign bit of eight nibbles.
+const SIGNS: u32 = 0x8888_8888;
+
+/// Looks up the low four nibbles of `nibbles`: a byte of [`DOUBLED`] where the sign bit is clear, else 0.
+///
+/// `prmt` takes three bits of each selector nibble as the byte to pick, and with the fourth set spreads
+/// that byte's own sign over the result; every magnitude's is 0.
+#[inline(always)]
+fn positive(nibbles: u32) -> u32 {
+    int8::prmt(DOUBLED[0], DOUBLED[1], nibbles)
+}
+
+/// `2^(e − 128)`: half of the block's scale. Written as bits, because the two smallest are subnormal.
+#[inline(always)]
+fn half_scale(e: u8) -> f32 {
+    let e = u32::from(e);
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
+}
+
+#[inline(always)]
+fn dp4a(weights: u32, activations: u32, sum: i32) -> i32 {
+    int8::dp4a(weights.cast_signed(), activations.cast_signed(), sum)
+}
+
+impl Format for Mxfp4 {
+    const TYPE: GgmlType = GgmlType::Mxfp4;
+    const RUNS: u32 = 2;
+    type Raw = Raw;
+
+    #[inline(always)]
+    unsafe fn load(row: &Row, chunk: u32) -> Raw {
+        // SAFETY: the caller's promise.
+        unsafe { Raw { qs: row.stream::<_, 0>(chunk), e: row.load::<_, 1>(chunk) } }
+    }
+
+    #[inline(always)]
+    fn run_start(chunk: u32, run: u32) -> u32 {
+        chunk * 32 + run * 16
+    }
+
+    #[inline(always)]
+    fn quad<const I: u32>(raw: &Raw, _chunk: u32) -> [f32; 4] {
+        let word = raw.qs.to_array()[I as usize % 4] >> (I / 4 * 4);
+        // One nibble a byte, to one nibble after another: the low 16 bits of a `prmt` selector.
+        let word = word & 0x000f_000f | (word & 0x0f00_0f00) >> 4;
+        let nibbles = word | word >> 8;
+        let d = half_scale(raw.e);
+        let minus = signed_bytes(positive(nibbles ^ SIGNS));
+        let mut values = signed_bytes(positive(nibbles));
+        for i in 0..4 {
+            values[i] = d * (values[i] - minus[i]);
+        }
+        values
+    }
+}
+
+impl FormatQ8 for Mxfp4 {
+    /// A word's nibbles alternate between the runs, so the lookup's bytes do, too. Rather than part
+    /// them, the activations are interleaved the same way, once for all rows that share them. Positive
+    /// and negative weights are summed apart, as the lookup yields them.
+    #[inline(always)]
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+        let (mut plus, mut minus) = (0, 0);
+        for (i, word) in raw.qs.to_array().into_iter().enumerate() {
+            let flipped = word ^ SIGNS;
+            let (low, high) = (x[0].qs[i], x[1].qs[i]);
+            let (first, second) = (int8::prmt(low, high, 0x5140), int8::prmt(low, high, 0x7362));
+            plus = dp4a(positive(word), first, plus);
+            plus = dp4a(positive(word >> 16), second, plus);
+            minus = dp4a(positive(flipped), first, minus);
+            minus = dp4a(positive(flipped >> 16), second, minus);
+        }
+        // Activation scale first: a tiny weight scale must not be all that is left of the product.
+        (plus - minus) as f32 * x[0].d * half_scale(raw.e)
+    }
+}

@@ -1,0 +1,83 @@
+//! Q6_K: `v = d·scales[e/16]·(q − 32)`, 256 elements a block, eight chunks.
+//!
+//! Planes: `ql` (128 bytes a block), `qh` (64), `scales` (16 signed bytes), `d` (f16). Four chunks make
+//! a half of 128 elements. Chunk `k` of a half has in its low nibbles elements `16·k ..+16` of the half
+//! and in its high nibbles elements `64 + 16·k ..+16`, each run with a scale of its own. Their upper two
+//! bits are in `qh[16·(k % 2) ..+16]` of the half, shifted by 2 for the second pair of chunks and by 4
+//! for the high nibbles. Source: [`BlockQ6K`](crate::blocks::BlockQ6K).
+
+use cuda_std::prelude::*;
+
+use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use crate::blocks::GgmlType;
+
+/// See [`BlockQ6K`](crate::blocks::BlockQ6K).
+pub struct Q6K;
+
+/// A chunk, its upper bits, the scales of its half and the block's scale.
+#[derive(Clone, Copy)]
+pub struct Raw {
+    ql: U32x4,
+    qh: U32x4,
+    scales: U32x2,
+    d: u16,
+}
+
+/// Four 6-bit values: word `i` of the chunk, its low or high nibbles.
+#[inline(always)]
+fn word(raw: &Raw, chunk: u32, i: usize, run: usize) -> u32 {
+    let (ql, qh) = (raw.ql.to_array()[i], raw.qh.to_array()[i]);
+    let upper = qh >> (chunk & 2) >> (run * 4) & 0x0303_0303;
+    upper << 4 | if run == 0 { low_nibbles(ql) } else { high_nibbles(ql) }
+}
+
+/// The scale of a run: byte `chunk % 4` of the half's first four scales, or of its last four.
+#[inline(always)]
+fn scale(raw: &Raw, chunk: u32, run: usize) -> f32 {
+    let four = if run == 0 { raw.scales.x } else { raw.scales.y };
+    f32::from(((four >> (chunk % 4 * 8)) as u8).cast_signed())
+}
+
+impl Format for Q6K {
+    const TYPE: GgmlType = GgmlType::Q6K;
+    const RUNS: u32 = 2;
+    type Raw = Raw;
+
+    #[inline(always)]
+    unsafe fn load(row: &Row, chunk: u32) -> Raw {
+        let half = chunk / 4;
+        // SAFETY: the caller's promise; a half has two 16-byte pieces of `qh` and eight scales.
+        unsafe {
+            Raw {
+                ql: row.stream::<_, 0>(chunk),
+                qh: row.stream::<_, 1>(half * 2 + chunk % 2),
+                scales: row.stream::<_, 2>(half),
+                d: row.load::<_, 3>(chunk / Self::BLOCK_CHUNKS),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn run_start(chunk: u32, run: u32) -> u32 {
+        chunk / 4 * 128 + chunk % 4 * 16 + run * 64
+    }
+
+    #[inline(always)]
+    fn quad<const I: u32>(raw: &Raw, chunk: u32) -> [f32; 4] {
+        let run = I as usize / 4;
+        let scale = convert::f16_to_f32(raw.d) * scale(raw, chunk, run);
+        unsigned_bytes(word(raw, chunk, I as usize % 4, run)).map(|q| scale * (q - 32.0))
+    }
+}
+
+impl FormatQ8 for Q6K {
+    /// `d·sc·(Σ q·x − 32·Σ x)`: the offset is taken from the sum of the activations, once for sixteen.
+    #[inline(always)]
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], chunk: u32) -> f32 {
+        let run = |r: usize| {
+            let dot = dot16([0, 1, 2, 3].map(|i| word(raw, chunk, i, r)), &x[r].qs);
+            scale(raw, chunk, r) * math::fma(dot as f32, x[r].d, -32.0 * x[r].s)
+        };
+        convert::f16_to_f32(raw.d) * (run(0) + run(1))
+    }
+}

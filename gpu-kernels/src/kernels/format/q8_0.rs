@@ -1,0 +1,48 @@
+//! Q8_0: `v = d·q`, 32 elements a block, two chunks.
+//!
+//! Planes: `qs` (32 bytes a block), `d` (f16). Source: [`BlockQ8_0`](crate::blocks::BlockQ8_0).
+
+use cuda_std::prelude::*;
+
+use super::{Format, FormatQ8, Q8Run, Row, dot16, signed_bytes};
+use crate::blocks::GgmlType;
+
+/// See [`BlockQ8_0`](crate::blocks::BlockQ8_0).
+pub struct Q8_0;
+
+/// Half a block.
+#[derive(Clone, Copy)]
+pub struct Raw {
+    qs: U32x4,
+    d: u16,
+}
+
+impl Format for Q8_0 {
+    const TYPE: GgmlType = GgmlType::Q8_0;
+    const RUNS: u32 = 1;
+    type Raw = Raw;
+
+    #[inline(always)]
+    unsafe fn load(row: &Row, chunk: u32) -> Raw {
+        // SAFETY: the caller's promise.
+        unsafe { Raw { qs: row.stream::<_, 0>(chunk), d: row.load::<_, 1>(chunk / 2) } }
+    }
+
+    #[inline(always)]
+    fn run_start(chunk: u32, _run: u32) -> u32 {
+        chunk * 16
+    }
+
+    #[inline(always)]
+    fn quad<const I: u32>(raw: &Raw, _chunk: u32) -> [f32; 4] {
+        let d = convert::f16_to_f32(raw.d);
+        signed_bytes(raw.qs.to_array()[I as usize]).map(|q| d * q)
+    }
+}
+
+impl FormatQ8 for Q8_0 {
+    #[inline(always)]
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+        dot16(raw.qs.to_array(), &x[0].qs) as f32 * (convert::f16_to_f32(raw.d) * x[0].d)
+    }
+}

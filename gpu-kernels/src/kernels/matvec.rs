@@ -1,0 +1,332 @@
+//! Matrix times vector, for every weight type: the kernel that decoding spends its time in.
+//!
+//! `y[t, r] (= or +=) bias[r] + Σ_k w[r, k]·x[t, k]`, and with experts, for route `i` of token `t`,
+//! `y[t·n + i, r] (= or +=) bias[e, r] + Σ_k w[e, r, k]·x[·, k]` where `e = ids[t, i]`.
+//!
+//! One body serves every type ([`Format`]) and both kinds of activations: f32, and 8-bit integers from
+//! `quantize_q8`, whose products with integer weights are `dp4a`. A group of lanes — a warp, or less
+//! where rows are short — walks along a row (or two neighbouring ones, which share the activations),
+//! 16 bytes a lane and load. All loads of a step are issued before the first is used: a lane has at
+//! least four 16-byte loads in flight. Lanes past a row's end repeat its last chunk and drop the
+//! product, so that the loads stay free of branches.
+//!
+//! The first weights are loaded ahead of the wait for the grid that makes `x` (programmatic dependent
+//! launch), unless which expert is wanted depends on that grid.
+
+use cuda_std::{pdl, prelude::*};
+
+use super::format::{self, Format, FormatQ8, Q8Run, Row};
+use crate::blocks::GgmlType;
+use crate::params::{MATVEC_ACCUMULATE, MATVEC_SHARED_X, MatvecParams, Q8_BLOCK, Q8_SUM, matvec_shape};
+
+/// Activations as a kernel reads them.
+trait Activations<F: Format>: Copy {
+    /// Those of row `row`, where rows are `stride` elements apart.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn row(self, row: u32, stride: u32) -> Self;
+
+    /// `sums[r] += Σ w[r]·x` over chunk `chunk` of `R` rows, if `live`.
+    ///
+    /// # Safety
+    /// The activations have the chunk's elements.
+    unsafe fn accumulate<const R: usize>(self, chunk: u32, raw: &[F::Raw; R], live: bool, sums: &mut [f32; R]);
+}
+
+/// `x: [rows, cols]` in f32.
+#[derive(Clone, Copy)]
+struct Plain {
+    x: *const f32,
+}
+
+impl Plain {
+    /// Adds quad `I` of the chunk, if the format's chunk has so many.
+    ///
+    /// # Safety
+    /// As [`Activations::accumulate`].
+    #[inline(always)]
+    unsafe fn quad<F: Format, const R: usize, const I: u32>(self, chunk: u32, raw: &[F::Raw; R], sums: &mut [f32; R]) {
+        if I < F::QUADS {
+            let start = F::run_start(chunk, 4 * I / F::RUN_ELEMS) + 4 * I % F::RUN_ELEMS;
+            // SAFETY: the caller's promise; rows and runs are multiples of four elements.
+            let x: F32x4 = unsafe { ld(self.x.add(start as usize).cast()) };
+            for r in 0..R {
+                let w = F::quad::<I>(&raw[r], chunk);
+                let sum = math::fma(w[0], x.x, sums[r]);
+                sums[r] = math::fma(w[3], x.w, math::fma(w[2], x.z, math::fma(w[1], x.y, sum)));
+            }
+        }
+    }
+}
+
+impl<F: Format> Activations<F> for Plain {
+    #[inline(always)]
+    unsafe fn row(self, row: u32, stride: u32) -> Self {
+        // SAFETY: the caller's promise.
+        Self { x: unsafe { self.x.add(row as usize * stride as usize) } }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate<const R: usize>(self, chunk: u32, raw: &[F::Raw; R], live: bool, sums: &mut [f32; R]) {
+        let mut part = [0.0; R];
+        // SAFETY: the caller's promise. Written out: a lane's arrays have to stay in registers.
+        unsafe {
+            self.quad::<F, R, 0>(chunk, raw, &mut part);
+            self.quad::<F, R, 1>(chunk, raw, &mut part);
+            self.quad::<F, R, 2>(chunk, raw, &mut part);
+            self.quad::<F, R, 3>(chunk, raw, &mut part);
+            self.quad::<F, R, 4>(chunk, raw, &mut part);
+            self.quad::<F, R, 5>(chunk, raw, &mut part);
+            self.quad::<F, R, 6>(chunk, raw, &mut part);
+            self.quad::<F, R, 7>(chunk, raw, &mut part);
+        }
+        add_if(live, part, sums);
+    }
+}
+
+/// `x: [rows, cols]` quantised: `qs` integers, `d` a scale for 32, `s` a sum for 16.
+#[derive(Clone, Copy)]
+struct Quantized {
+    qs: *const i8,
+    d: *const f32,
+    s: *const f32,
+}
+
+impl Quantized {
+    /// The sixteen activations from element `start` on.
+    ///
+    /// # Safety
+    /// The row has them.
+    #[inline(always)]
+    unsafe fn run(self, start: u32) -> Q8Run {
+        // SAFETY: the caller's promise; runs start at multiples of 16.
+        unsafe {
+            let qs: U32x4 = ld(self.qs.add(start as usize).cast());
+            let d = ld(self.d.add((start / Q8_BLOCK) as usize));
+            let s = ld(self.s.add((start / Q8_SUM) as usize));
+            Q8Run { qs: qs.to_array(), d, s }
+        }
+    }
+}
+
+impl<F: FormatQ8> Activations<F> for Quantized {
+    #[inline(always)]
+    unsafe fn row(self, row: u32, stride: u32) -> Self {
+        let at = |elems: u32| row as usize * (stride / elems) as usize;
+        // SAFETY: the caller's promise.
+        unsafe { Self { qs: self.qs.add(at(1)), d: self.d.add(at(Q8_BLOCK)), s: self.s.add(at(Q8_SUM)) } }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate<const R: usize>(self, chunk: u32, raw: &[F::Raw; R], live: bool, sums: &mut [f32; R]) {
+        // SAFETY: the caller's promise.
+        let first = unsafe { self.run(F::run_start(chunk, 0)) };
+        let x = if F::RUNS == 1 {
+            [first; 2]
+        } else {
+            // SAFETY: the caller's promise.
+            [first, unsafe { self.run(F::run_start(chunk, 1)) }]
+        };
+        let mut part = [0.0; R];
+        for r in 0..R {
+            part[r] = F::dot_q8(&raw[r], &x, chunk);
+        }
+        add_if(live, part, sums);
+    }
+}
+
+#[inline(always)]
+fn add_if<const R: usize>(live: bool, part: [f32; R], sums: &mut [f32; R]) {
+    for r in 0..R {
+        sums[r] += if live { part[r] } else { 0.0 };
+    }
+}
+
+/// The chunks that a lane takes next of its `R` rows: `S` of each, `lanes` apart.
+///
+/// # Safety
+/// The rows have `p.chunks` chunks.
+#[inline(always)]
+unsafe fn load_step<F: Format, const R: usize, const S: usize>(
+    rows: &[Row; R],
+    first: u32,
+    p: &MatvecParams,
+) -> [[F::Raw; R]; S] {
+    core::array::from_fn(|s| {
+        let chunk = (first + ((s as u32) << p.lanes_log2)).min(p.chunks - 1);
+        // SAFETY: the caller's promise.
+        core::array::from_fn(|r| unsafe { F::load(&rows[r], chunk) })
+    })
+}
+
+/// The operands other than the activations.
+struct Operands {
+    w: *const u8,
+    y: *mut f32,
+    ids: *const u32,
+    bias: *const f32,
+}
+
+/// One lane of a matvec: `R` rows a group of lanes, `S` chunks of each a step.
+///
+/// # Safety
+/// As [`matvec_q8_0`], for the format and the activations.
+#[inline(always)]
+unsafe fn matvec<F: Format, X: Activations<F>, const R: usize, const S: usize>(o: Operands, x: X, p: &MatvecParams) {
+    let lanes = 1u32 << p.lanes_log2;
+    let thread = thread::index_1d();
+    let (lane, first_row) = (thread & (lanes - 1), (thread >> p.lanes_log2) * R as u32);
+    let (token, slot) = (thread::block_idx_z(), thread::block_idx_y());
+    let route = token * thread::grid_dim_y() + slot;
+
+    let expert = if o.ids.is_null() {
+        0
+    } else {
+        pdl::grid_dependency_wait();
+        // SAFETY: there is an id for every route; a bad one becomes the last expert.
+        unsafe { ld(o.ids.add(token as usize * p.ids_stride as usize + slot as usize)) }.min(p.n_expert - 1)
+    };
+    let expert_row = u64::from(expert) * u64::from(p.rows);
+    // Groups past the end compute the last row again and don't store it: all lanes take part in shuffles.
+    let rows: [Row; R] = core::array::from_fn(|r| {
+        let row = (first_row + r as u32).min(p.rows - 1);
+        // SAFETY: the row exists.
+        unsafe { Row::new::<F>(o.w, &p.planes, expert_row + u64::from(row), p.chunks) }
+    });
+
+    // SAFETY: the rows have `p.chunks` chunks.
+    let mut raw = unsafe { load_step::<F, R, S>(&rows, lane, p) };
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
+
+    // SAFETY: the launcher has checked that `x` has a row for every token, or for every route.
+    let x = unsafe { x.row(if p.flags & MATVEC_SHARED_X != 0 { token } else { route }, p.x_stride) };
+    let mut sums = [0.0; R];
+    let mut done = 0;
+    loop {
+        for s in 0..S {
+            let chunk = lane + done + ((s as u32) << p.lanes_log2);
+            // SAFETY: the clamped chunk exists, in `x` as in the weights.
+            unsafe { x.accumulate(chunk.min(p.chunks - 1), &raw[s], chunk < p.chunks, &mut sums) };
+        }
+        done += (S as u32) << p.lanes_log2;
+        if done >= p.chunks {
+            break;
+        }
+        // SAFETY: as above.
+        raw = unsafe { load_step::<F, R, S>(&rows, lane + done, p) };
+    }
+
+    // SAFETY: every lane of the warp is here, and `y` has the route's row.
+    unsafe {
+        let sums = group_sum(sums, lanes);
+        if lane == 0 {
+            let y = o.y.add(route as usize * p.y_stride as usize);
+            for r in 0..R {
+                store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+            }
+        }
+    }
+}
+
+/// Sums over each group of `lanes` lanes, in every lane. The order of additions does not depend on the
+/// launch, so that a rerun gives the same bits.
+///
+/// # Safety
+/// All lanes of the warp are here.
+#[inline(always)]
+unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -> [f32; R] {
+    let mut distance = lanes / 2;
+    while distance > 0 {
+        for sum in &mut sums {
+            // SAFETY: the caller's promise; the loop's bound is the same in every lane.
+            *sum += unsafe { warp::shuffle_xor(*sum, distance) };
+        }
+        distance /= 2;
+    }
+    sums
+}
+
+/// Writes row `row` of `y`, if there is one.
+///
+/// # Safety
+/// `y` has `p.rows` elements and `o.bias`, if not null, `expert_row + p.rows`.
+#[inline(always)]
+unsafe fn store(o: &Operands, y: *mut f32, expert_row: u64, row: u32, sum: f32, p: &MatvecParams) {
+    if row >= p.rows {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let y = y.add(row as usize);
+        let mut sum = sum;
+        if !o.bias.is_null() {
+            sum += ld(o.bias.add(expert_row as usize + row as usize));
+        }
+        if p.flags & MATVEC_ACCUMULATE != 0 {
+            sum += ld(y);
+        }
+        st(y, sum);
+    }
+}
+
+/// The entry points of a type: `$plain` with f32 activations, `$q8` with quantised ones.
+macro_rules! entries {
+    ($($ty:ident: $plain:ident $($q8:ident)?;)+) => {$(
+        #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and f32 activations.")]
+        ///
+        /// `w: [n_expert, rows, cols]` planar; `x: [tokens or routes, x_stride]`; `y: [routes, y_stride]`;
+        /// `ids: [tokens, ids_stride]` or null for a dense product (one route a token); `bias: [n_expert, rows]`
+        /// or null.
+        ///
+        /// Grid: `(⌈rows / matvec_rows_per_block⌉, routes of a token, tokens)`, blocks of `MATVEC_BLOCK` lanes.
+        ///
+        /// # Safety
+        /// - `w` points to the whole tensor, 16-byte aligned, with `p.planes` its plane offsets; nobody writes it.
+        /// - `x` and its stride are 16-byte aligned; its rows have `cols` elements, `p.chunks` chunks' worth, at least one.
+        /// - `y` has a row of `p.rows` ≥ 1 elements for every route and overlaps nothing else.
+        /// - `ids` and `bias` are null or of the shape above; `p.lanes_log2` is `matvec_lanes_log2(p.chunks)`.
+        /// - The grid before in the stream is the only one still running (programmatic dependent launch).
+        #[kernel(max_threads = 128)]
+        pub unsafe fn $plain(w: *const u8, x: *const f32, y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams) {
+            const SHAPE: crate::params::MatvecShape = matvec_shape(GgmlType::$ty);
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
+                Operands { w, y, ids, bias }, Plain { x }, &p);
+        }
+
+        $(
+        #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and quantised activations.")]
+        ///
+        #[doc = concat!("As [`", stringify!($plain), "`] but for `x`: `qs: [tokens or routes, x_stride]`,")]
+        /// `d: [.., x_stride/32]` and `s: [.., x_stride/16]`, as `quantize_q8` writes them.
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($plain), "`]; `qs` is 16-byte aligned and `x_stride` a multiple of 32.")]
+        #[kernel(max_threads = 128)]
+        pub unsafe fn $q8(
+            w: *const u8, qs: *const i8, d: *const f32, s: *const f32,
+            y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
+        ) {
+            const SHAPE: crate::params::MatvecShape = matvec_shape(GgmlType::$ty);
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
+                Operands { w, y, ids, bias }, Quantized { qs, d, s }, &p);
+        }
+        )?
+    )+};
+}
+
+entries! {
+    Q4K: matvec_q4_k matvec_q4_k_q8;
+    Q5K: matvec_q5_k matvec_q5_k_q8;
+    Q6K: matvec_q6_k matvec_q6_k_q8;
+    Q8_0: matvec_q8_0 matvec_q8_0_q8;
+    Q4_0: matvec_q4_0 matvec_q4_0_q8;
+    Q4_1: matvec_q4_1 matvec_q4_1_q8;
+    Q5_0: matvec_q5_0 matvec_q5_0_q8;
+    Q5_1: matvec_q5_1 matvec_q5_1_q8;
+    Mxfp4: matvec_mxfp4 matvec_mxfp4_q8;
+    F16: matvec_f16;
+    Bf16: matvec_bf16;
+    F32: matvec_f32;
+}

@@ -1,0 +1,65 @@
+//! Activations to 8-bit integers: in every 32 consecutive elements of a row `d = max|x| / 127`,
+//! `qs[i] = round(x[i] / d)`, and for every 16 of them `s = d·Σ qs`.
+//!
+//! The integers and `d` are those of Q8_0, but `d` stays f32. `s` serves formats with a minimum or an
+//! offset: `Σ (d·q − m)·x = d·Σ q·x − m·Σ x`. A NaN or infinity in a block makes its `d` a NaN or its
+//! products NaN, so that it is not lost.
+
+use cuda_std::{pdl, prelude::*};
+
+use crate::params::{Q8_BLOCK, Q8_SUM, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
+
+/// The largest integer: symmetric, so −128 is not used.
+const Q_MAX: f32 = 127.0;
+
+/// The larger of two, or NaN if either is. (`f32::max` would drop it.)
+#[inline(always)]
+fn max_nan(a: f32, b: f32) -> f32 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// Quantises `x: [rows, x_stride]`, `cols` elements of each row, to `qs: [rows, cols]`,
+/// `d: [rows, cols/32]`, `s: [rows, cols/16]`.
+///
+/// A lane takes four elements, eight lanes a block of 32.
+/// Grid: `(⌈cols / (4·FLAT_BLOCK)⌉, rows)`, blocks of `FLAT_BLOCK` lanes.
+///
+/// # Safety
+/// - `p.cols` is a multiple of 32, `p.x_stride` of 4; `x` and `qs` are 16-byte aligned.
+/// - The arrays have the shapes above for the grid's rows; the outputs overlap nothing else.
+#[kernel(max_threads = 256)]
+pub unsafe fn quantize_q8(x: *const f32, qs: *mut i8, d: *mut f32, s: *mut f32, p: QuantizeQ8Params) {
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
+    let row = thread::block_idx_y() as usize;
+    let column = thread::index_1d() * QUANTIZE_Q8_LANE_ELEMS;
+    // Lanes past the end read the last elements again and store nothing: they are needed by the shuffles.
+    let live = column < p.cols;
+    let at = column.min(p.cols - QUANTIZE_Q8_LANE_ELEMS) as usize;
+    let x: F32x4 = ld(x.add(row * p.x_stride as usize + at).cast());
+
+    let x = x.to_array();
+    let mut max = max_nan(max_nan(x[0].abs(), x[1].abs()), max_nan(x[2].abs(), x[3].abs()));
+    max = max_nan(max, warp::shuffle_xor(max, 1));
+    max = max_nan(max, warp::shuffle_xor(max, 2));
+    max = max_nan(max, warp::shuffle_xor(max, 4));
+
+    let scale = max / Q_MAX;
+    let inverse = if max == 0.0 { 0.0 } else { Q_MAX / max };
+    // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
+    let q = x.map(|x| math::round_to_i32(x * inverse));
+    let mut sum = q[0] + q[1] + q[2] + q[3];
+    sum += warp::shuffle_xor(sum, 1);
+    sum += warp::shuffle_xor(sum, 2);
+
+    if live {
+        let cols = p.cols as usize;
+        st(qs.add(row * cols + at).cast(), int8::pack_i8x4(q));
+        if column % Q8_BLOCK == 0 {
+            st(d.add(row * (cols / Q8_BLOCK as usize) + at / Q8_BLOCK as usize), scale);
+        }
+        if column % Q8_SUM == 0 {
+            st(s.add(row * (cols / Q8_SUM as usize) + at / Q8_SUM as usize), scale * sum as f32);
+        }
+    }
+}

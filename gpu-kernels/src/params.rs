@@ -1,0 +1,132 @@
+//! Scalar parameters and launch geometry, shared by kernels and launchers.
+//!
+//! Pointers are passed as arguments of their own (inside a struct the compiler loses that they are
+//! global memory); everything else travels in one of these structs.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::blocks::GgmlType;
+use crate::layout::MAX_PLANES;
+
+/// Lanes of a warp.
+pub const WARP: u32 = 32;
+
+/// Lanes of a matvec block. Small blocks: 512 rows are then 128 blocks, which reach nearly every
+/// multiprocessor of an H200 (132); bigger grids don't care.
+pub const MATVEC_BLOCK: u32 = 128;
+/// Lanes of a block in the elementwise kernels of this crate (repack, embedding, quantize_q8).
+pub const FLAT_BLOCK: u32 = 256;
+/// Elements that one lane of `quantize_q8` takes.
+pub const QUANTIZE_Q8_LANE_ELEMS: u32 = 4;
+/// Elements that share one scale in quantised activations.
+pub const Q8_BLOCK: u32 = 32;
+/// Elements that share one sum in quantised activations.
+pub const Q8_SUM: u32 = 16;
+
+/// Lanes of a `read_sweep` block.
+pub const READ_SWEEP_BLOCK: u32 = 256;
+/// 16-byte loads of each of its lanes.
+pub const READ_SWEEP_LOADS: u32 = 8;
+
+/// How a matvec kernel is unrolled for a weight type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatvecShape {
+    /// Rows that one group of lanes computes together, reading the activations once for all of them.
+    pub rows: u32,
+    /// Chunks of each row that a lane loads before it uses the first.
+    pub steps: u32,
+}
+
+/// The unrolling for a type: `rows·steps` 16-byte loads in flight a lane, at least four.
+///
+/// At 2048 columns a lane has four chunks of a Q8_0 row and two of a 4-bit one, so the 4-bit types take
+/// two rows at a time.
+pub const fn matvec_shape(ty: GgmlType) -> MatvecShape {
+    match ty {
+        GgmlType::Q8_0 | GgmlType::F16 | GgmlType::Bf16 | GgmlType::F32 => MatvecShape { rows: 1, steps: 4 },
+        _ => MatvecShape { rows: 2, steps: 2 },
+    }
+}
+
+/// `log2` of the lanes that share a row of `chunks` chunks: the whole warp from 32 chunks on, fewer for
+/// shorter rows, so that their lanes are not idle.
+pub const fn matvec_lanes_log2(chunks: u32) -> u32 {
+    match chunks {
+        0 | 1 => 0,
+        2..=31 => (chunks - 1).ilog2() + 1,
+        _ => 5,
+    }
+}
+
+/// Rows that one block computes.
+pub const fn matvec_rows_per_block(ty: GgmlType, chunks: u32) -> u32 {
+    (MATVEC_BLOCK >> matvec_lanes_log2(chunks)) * matvec_shape(ty).rows
+}
+
+/// `y += w·x` instead of `y = w·x`.
+pub const MATVEC_ACCUMULATE: u32 = 1;
+/// The routes of one token share its activation row (expert gate and up); otherwise each route has its
+/// own (expert down).
+pub const MATVEC_SHARED_X: u32 = 2;
+
+/// Parameters of `matvec_*`. A dense product is one route a token.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct MatvecParams {
+    /// Byte offsets of the weight's planes ([`crate::layout::plane_offsets`] of the whole tensor).
+    pub planes: [u64; MAX_PLANES],
+    /// Rows of one expert's matrix, or of the matrix.
+    pub rows: u32,
+    /// 16-byte chunks in a row.
+    pub chunks: u32,
+    /// [`matvec_lanes_log2`] of `chunks`.
+    pub lanes_log2: u32,
+    /// Experts in the tensor; larger ids are read as the last.
+    pub n_expert: u32,
+    /// Elements from one row of `x` to the next.
+    pub x_stride: u32,
+    /// Elements from one row of `y` to the next.
+    pub y_stride: u32,
+    /// Elements from one token's expert ids to the next token's.
+    pub ids_stride: u32,
+    /// `MATVEC_*` bits.
+    pub flags: u32,
+}
+
+/// Parameters of `repack_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct RepackParams {
+    /// Byte offsets of the tensor's planes.
+    pub planes: [u64; MAX_PLANES],
+    /// The tensor's block that the first source block is.
+    pub first_block: u64,
+    /// Source blocks.
+    pub n_blocks: u64,
+}
+
+/// Parameters of `embedding_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct EmbeddingParams {
+    /// Byte offsets of the table's planes.
+    pub planes: [u64; MAX_PLANES],
+    /// Rows of the table; larger token ids are read as the last.
+    pub rows: u32,
+    /// 16-byte chunks in a row.
+    pub chunks: u32,
+    /// Elements from one row of `y` to the next.
+    pub y_stride: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of `quantize_q8`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct QuantizeQ8Params {
+    /// Elements of a row, a multiple of [`Q8_BLOCK`].
+    pub cols: u32,
+    /// Elements from one row of `x` to the next, a multiple of 4.
+    pub x_stride: u32,
+}

