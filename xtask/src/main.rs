@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod dist;
 mod ptx;
 mod setup;
 mod test;
@@ -32,6 +33,8 @@ enum Command {
     Tidy,
     /// Build the kernels to PTX and report what each takes of the GPU.
     Ptx(ptx::Args),
+    /// Pack binaries, PTX and small models for a machine with a GPU and without Rust.
+    Dist(dist::Args),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
+        Command::Dist(args) => dist::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
