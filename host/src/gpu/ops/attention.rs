@@ -191,8 +191,8 @@ pub unsafe fn attention<D: Device>(
         window: shape.window.unwrap_or(0),
         max_pages: at.max_pages,
     };
-    let launch = Launch::grid([rows, n_head / per_block, n_split], THREADS)
-        .shared(kernels::shared_bytes(head_dim, per_block));
+    let launch =
+        Launch::grid([rows, n_head / per_block, n_split], THREADS).shared(kernels::shared_bytes(head_dim, per_block));
     let (pos, span, pages) = (at.pos.ptr(), at.span.ptr(), at.page_table.ptr());
     let (part, max_sum) = (partials.out.ptr_mut(), partials.max_sum.ptr_mut());
     macro_rules! launch {
