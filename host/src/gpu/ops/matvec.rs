@@ -3,9 +3,7 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matvec as kernels;
-use gpu_kernels::params::{
-    MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, matvec_lanes_log2, matvec_rows_per_block,
-};
+use gpu_kernels::params::{Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape};
 
 use super::{Check, Matrix, OpError, Q8, Result};
 use crate::gpu::device::Device;
@@ -84,15 +82,15 @@ impl<'a> Matvec<'a> {
         Ok(if experts.shared_x { tokens } else { routes })
     }
 
-    fn launch<D: Device>(&self, device: &D) -> Launch {
+    fn launch<D: Device>(&self, device: &D, shape: MatvecShape) -> Launch {
         let w = self.w;
-        let blocks = w.rows().div_ceil(matvec_rows_per_block(w.ty(), w.chunks()));
+        let blocks = w.rows().div_ceil(shape.rows_per_block(w.ty(), w.chunks()));
         let launch = Launch::grid([blocks, self.n_used(), self.tokens], MATVEC_BLOCK);
         let dependent = self.dependent && device.properties().capability >= (9, 0);
         Launch { pdl: dependent, ..launch }
     }
 
-    fn params(&self, x_stride: u32) -> MatvecParams {
+    fn params(&self, x_stride: u32, shape: MatvecShape) -> MatvecParams {
         let w = self.w;
         let shared = if self.experts.is_some_and(|experts| experts.shared_x) { MATVEC_SHARED_X } else { 0 };
         let accumulate = if self.accumulate { MATVEC_ACCUMULATE } else { 0 };
@@ -100,7 +98,7 @@ impl<'a> Matvec<'a> {
             planes: w.planes(),
             rows: w.rows(),
             chunks: w.chunks(),
-            lanes_log2: matvec_lanes_log2(w.chunks()),
+            lanes_log2: shape.lanes_log2(w.ty(), w.chunks()),
             n_expert: w.n_expert(),
             x_stride,
             y_stride: self.y_stride,
@@ -144,8 +142,9 @@ pub fn matvec<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_strid
     check.aligned("x", x, 16)?;
     check.apart("y", op.y, x)?;
     let (ids, bias) = op.optional();
-    let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride));
-    let launch = op.launch(device);
+    let shape = MatvecShape::new(op.w.ty(), Activations::Plain);
+    let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride, shape));
+    let launch = op.launch(device, shape);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match op.w.ty() {
@@ -185,9 +184,10 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
     check.apart("y", op.y, x.d)?;
     check.apart("y", op.y, x.s)?;
     let (ids, bias) = op.optional();
+    let shape = MatvecShape::new(op.w.ty(), Activations::Q8);
     let (qs, d, s) = (x.qs.ptr(), x.d.ptr(), x.s.ptr());
-    let args = (op.w.data().ptr(), qs, d, s, op.y.ptr_mut(), ids, bias, op.params(x.cols));
-    let launch = op.launch(device);
+    let args = (op.w.data().ptr(), qs, d, s, op.y.ptr_mut(), ids, bias, op.params(x.cols, shape));
+    let launch = op.launch(device, shape);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match op.w.ty() {
