@@ -4,6 +4,7 @@
 //! on the first CUDA device, too. An oracle is written from the operation's definition, in f64, and
 //! shares no arithmetic with the kernel.
 
+mod bench;
 mod embedding;
 mod formats;
 mod matvec;
