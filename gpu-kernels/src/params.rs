@@ -35,6 +35,18 @@ pub enum Activations {
     Plain,
     /// 8-bit integers with scales.
     Q8,
+    /// The same, four tokens at a time.
+    Q8x4,
+}
+
+impl Activations {
+    /// Tokens of one block.
+    pub const fn tokens(self) -> u32 {
+        match self {
+            Activations::Plain | Activations::Q8 => 1,
+            Activations::Q8x4 => 4,
+        }
+    }
 }
 
 /// How a matvec kernel is unrolled: `rows·steps` 16-byte loads in flight a lane.
@@ -51,11 +63,13 @@ impl MatvecShape {
     ///
     /// At 2048 columns a lane has four chunks of a Q8_0 row and two of a 4-bit one. A 4-bit chunk needs
     /// twice the activations for the same bytes and more arithmetic, so those types share activations
-    /// between rows; unpacked to floats they take too many registers for more than two.
+    /// between rows; unpacked to floats they take too many registers for more than two. With four tokens
+    /// the sums and unpacked weights take their place.
     pub const fn new(ty: GgmlType, x: Activations) -> Self {
         match (ty, x) {
+            (GgmlType::Q8_0, Activations::Q8x4) => Self { rows: 2, steps: 2 },
             (GgmlType::Q8_0 | GgmlType::F16 | GgmlType::Bf16 | GgmlType::F32, _) => Self { rows: 1, steps: 4 },
-            (_, Activations::Plain) => Self { rows: 2, steps: 1 },
+            (_, Activations::Plain | Activations::Q8x4) => Self { rows: 2, steps: 1 },
             (GgmlType::Q4K, Activations::Q8) => Self { rows: 4, steps: 2 },
             (_, Activations::Q8) => Self { rows: 4, steps: 1 },
         }
@@ -103,6 +117,10 @@ pub struct MatvecParams {
     pub y_stride: u32,
     /// Elements from one token's expert ids to the next token's.
     pub ids_stride: u32,
+    /// Routes of a token; 1 for a dense product.
+    pub n_used: u32,
+    /// Routes of all tokens.
+    pub routes: u32,
     /// `MATVEC_*` bits.
     pub flags: u32,
 }

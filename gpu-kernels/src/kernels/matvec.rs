@@ -190,26 +190,21 @@ struct Pointers {
     bias: *const f32,
 }
 
-/// One lane of a matvec: `R` rows a group of lanes, `S` chunks of each a step.
+/// One lane of a matvec: `R` rows a group of lanes, `S` chunks of each a step, `T` tokens.
 ///
 /// # Safety
 /// As [`matvec_q8_0`], for the format and the activations.
 #[inline(always)]
-unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize>(o: Pointers, x: X, p: &MatvecParams) {
+unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const T: usize>(
+    o: Pointers,
+    x: X,
+    p: &MatvecParams,
+) {
     let lanes = 1u32 << p.lanes_log2;
     let thread = thread::index_1d();
     let (lane, first_row) = (thread & (lanes - 1), (thread >> p.lanes_log2) * R as u32);
-    let (token, slot) = (thread::block_idx_z(), thread::block_idx_y());
-    let route = token * thread::grid_dim_y() + slot;
-
-    let expert = if o.ids.is_null() {
-        0
-    } else {
-        pdl::grid_dependency_wait();
-        // SAFETY: there is an id for every route; a bad one becomes the last expert.
-        unsafe { ld(o.ids.add(token as usize * p.ids_stride as usize + slot as usize)) }.min(p.n_expert - 1)
-    };
-    let expert_row = u64::from(expert) * u64::from(p.rows);
+    // SAFETY: the launcher has checked the ids' extent.
+    let expert_row = unsafe { expert(&o, p) } * u64::from(p.rows);
     // Groups past the end compute the last row again and don't store it: all lanes take part in shuffles.
     let rows: [Row; R] = core::array::from_fn(|r| {
         let row = (first_row + r as u32).min(p.rows - 1);
@@ -222,10 +217,14 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize>(o: Po
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
 
-    // SAFETY: the launcher has checked that `x` has a row for every token, or for every route.
-    let x = unsafe { x.row(if p.flags & MATVEC_SHARED_X != 0 { token } else { route }, p.x_stride) };
+    let x: [X; T] = core::array::from_fn(|t| {
+        let route = route(T, t, p).min(p.routes - 1);
+        let row = if p.flags & MATVEC_SHARED_X != 0 { thread::block_idx_z() } else { route };
+        // SAFETY: the launcher has checked that `x` has a row for every token, or for every route.
+        unsafe { x.row(row, p.x_stride) }
+    });
     let (start, phase) = (F::start(lane), lane % F::BLOCK_CHUNKS);
-    let mut sums = [0.0; R];
+    let mut sums = [[0.0; R]; T];
     let mut done = 0;
     loop {
         for s in 0..S {
@@ -233,8 +232,10 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize>(o: Po
             let ahead = done + ((s as u32) << p.lanes_log2);
             let live = lane + ahead < p.chunks;
             let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
-            // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
-            unsafe { x.accumulate(at, phase, live, &raw[s], &mut sums) };
+            for t in 0..T {
+                // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+                unsafe { x[t].accumulate(at, phase, live, &raw[s], &mut sums[t]) };
+            }
         }
         done += (S as u32) << p.lanes_log2;
         if done >= p.chunks {
@@ -244,16 +245,42 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize>(o: Po
         raw = unsafe { load_step::<F, R, S>(&rows, lane + done, p) };
     }
 
-    // SAFETY: every lane of the warp is here, and `y` has the route's row.
-    unsafe {
-        let sums = group_sum(sums, lanes);
-        if lane == 0 {
-            let y = o.y.add(route as usize * p.y_stride as usize);
-            for r in 0..R {
-                store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+    for t in 0..T {
+        // SAFETY: every lane of the warp is here, and `y` has the route's row.
+        unsafe {
+            let sums = group_sum(sums[t], lanes);
+            let route = route(T, t, p);
+            if lane == 0 && route < p.routes {
+                let y = o.y.add(route as usize * p.y_stride as usize);
+                for r in 0..R {
+                    store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+                }
             }
         }
     }
+}
+
+/// The route that is number `t` of this block's `tokens`. With several tokens a block there is one
+/// route a token, and the last block may have fewer.
+#[inline(always)]
+fn route(tokens: usize, t: usize, p: &MatvecParams) -> u32 {
+    (thread::block_idx_z() * tokens as u32 + t as u32) * p.n_used + thread::block_idx_y()
+}
+
+/// The expert of this block's route; 0 for a dense product. It is known only once the grid ahead has
+/// ended, so then no weights are loaded before.
+///
+/// # Safety
+/// `o.ids` is null or has an id for every route.
+#[inline(always)]
+unsafe fn expert(o: &Pointers, p: &MatvecParams) -> u64 {
+    if o.ids.is_null() {
+        return 0;
+    }
+    pdl::grid_dependency_wait();
+    let at = thread::block_idx_z() as usize * p.ids_stride as usize + thread::block_idx_y() as usize;
+    // SAFETY: the caller's promise. A bad id becomes the last expert.
+    u64::from(unsafe { ld(o.ids.add(at)) }.min(p.n_expert - 1))
 }
 
 /// Sums over each group of `lanes` lanes, in every lane. The order of additions does not depend on the
@@ -297,9 +324,10 @@ unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, 
     }
 }
 
-/// The entry points of a type: `$plain` with f32 activations, `$q8` with quantised ones.
+/// The entry points of a type: `$plain` with f32 activations, `$q8` with quantised ones, `$q8x4` with
+/// four rows of quantised ones at a time.
 macro_rules! entries {
-    ($($ty:ident: $plain:ident $($q8:ident)?;)+) => {$(
+    ($($ty:ident: $plain:ident $($q8:ident $q8x4:ident)?;)+) => {$(
         #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and f32 activations.")]
         ///
         /// `w: [n_expert, rows, cols]` planar; `x: [tokens or routes, x_stride]`; `y: [routes, y_stride]`;
@@ -312,12 +340,13 @@ macro_rules! entries {
         /// - `w` points to the whole tensor, 16-byte aligned, with `p.planes` its plane offsets; nobody writes it.
         /// - `x` and its stride are 16-byte aligned; its rows have `cols` elements, `p.chunks` chunks' worth, at least one.
         /// - `y` has a row of `p.rows` ≥ 1 elements for every route and overlaps nothing else.
-        /// - `ids` and `bias` are null or of the shape above; `p.lanes_log2` is [`MatvecShape::lanes_log2`] of the type and `p.chunks`.
+        /// - `ids` and `bias` are null or of the shape above; `p.routes` ≥ 1 and `p.n_used` are the grid's;
+        ///   `p.lanes_log2` is [`MatvecShape::lanes_log2`] of the type and `p.chunks`.
         /// - The grid before in the stream is the only one still running (programmatic dependent launch).
         #[kernel(max_threads = 128)]
         pub unsafe fn $plain(w: *const u8, x: *const f32, y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams) {
             const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Plain);
-            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
                 Pointers { w, y, ids, bias }, Plain { x }, &p);
         }
 
@@ -335,7 +364,23 @@ macro_rules! entries {
             y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
         ) {
             const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Q8);
-            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
+                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p);
+        }
+
+        #[doc = concat!("[`", stringify!($q8), "`] for four tokens a block, which read and unpack the weights once.")]
+        ///
+        /// Grid: `(⌈rows / rows_per_block⌉, 1, ⌈tokens / 4⌉)`, blocks of `MATVEC_BLOCK` lanes. `ids` is null.
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($q8), "`], with one route a token.")]
+        #[kernel(max_threads = 128)]
+        pub unsafe fn $q8x4(
+            w: *const u8, qs: *const i8, d: *const f32, s: *const f32,
+            y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
+        ) {
+            const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Q8x4);
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 4>(
                 Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p);
         }
         )?
@@ -343,15 +388,15 @@ macro_rules! entries {
 }
 
 entries! {
-    Q4K: matvec_q4_k matvec_q4_k_q8;
-    Q5K: matvec_q5_k matvec_q5_k_q8;
-    Q6K: matvec_q6_k matvec_q6_k_q8;
-    Q8_0: matvec_q8_0 matvec_q8_0_q8;
-    Q4_0: matvec_q4_0 matvec_q4_0_q8;
-    Q4_1: matvec_q4_1 matvec_q4_1_q8;
-    Q5_0: matvec_q5_0 matvec_q5_0_q8;
-    Q5_1: matvec_q5_1 matvec_q5_1_q8;
-    Mxfp4: matvec_mxfp4 matvec_mxfp4_q8;
+    Q4K: matvec_q4_k matvec_q4_k_q8 matvec_q4_k_q8x4;
+    Q5K: matvec_q5_k matvec_q5_k_q8 matvec_q5_k_q8x4;
+    Q6K: matvec_q6_k matvec_q6_k_q8 matvec_q6_k_q8x4;
+    Q8_0: matvec_q8_0 matvec_q8_0_q8 matvec_q8_0_q8x4;
+    Q4_0: matvec_q4_0 matvec_q4_0_q8 matvec_q4_0_q8x4;
+    Q4_1: matvec_q4_1 matvec_q4_1_q8 matvec_q4_1_q8x4;
+    Q5_0: matvec_q5_0 matvec_q5_0_q8 matvec_q5_0_q8x4;
+    Q5_1: matvec_q5_1 matvec_q5_1_q8 matvec_q5_1_q8x4;
+    Mxfp4: matvec_mxfp4 matvec_mxfp4_q8 matvec_mxfp4_q8x4;
     F16: matvec_f16;
     Bf16: matvec_bf16;
     F32: matvec_f32;
