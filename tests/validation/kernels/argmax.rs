@@ -27,7 +27,7 @@ fn the_largest_wins_and_the_lowest_index_on_a_tie() {
             for row in 0..rows {
                 // Two equal peaks anywhere.
                 for _ in 0..2 {
-                    logits[row * n + random.below(n as u32) as usize] = 2.0;
+                    logits[row * n + random.below(n as u64) as usize] = 2.0;
                 }
             }
             let expected: Vec<u32> =

@@ -15,12 +15,12 @@ fn sums_and_scaled_sums() {
             let mut random = Random::new(n as u64);
             let (x, y) = (random.units(n), random.units(n));
             let y_in = input(device, &y);
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             ops::add(device, out.slice(), y_in.slice()).unwrap();
             let expected: Vec<f64> = x.iter().zip(&y).map(|(&x, &y)| f64::from(x) + f64::from(y)).collect();
             assert_close("add", &out.read(device), &expected, |i| EPS * expected[i].abs());
 
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             ops::scale_accumulate(device, out.slice(), y_in.slice(), -1.75).unwrap();
             let expected: Vec<f64> = x.iter().zip(&y).map(|(&x, &y)| f64::from(x) - 1.75 * f64::from(y)).collect();
             assert_close("scale_accumulate", &out.read(device), &expected, |i| EPS * expected[i].abs());
@@ -36,13 +36,13 @@ fn biases_and_gates_of_rows() {
             let mut random = Random::new(rows as u64 * 7919 + cols as u64);
             let (x, y, bias, gate) =
                 (random.units(rows * cols), random.units(rows * cols), random.units(cols), random.units(rows));
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             ops::add_bias(device, out.slice(), input(device, &bias).slice()).unwrap();
             let expected: Vec<f64> =
                 x.iter().enumerate().map(|(i, &x)| f64::from(x) + f64::from(bias[i % cols])).collect();
             assert_close("add_bias", &out.read(device), &expected, |i| EPS * expected[i].abs());
 
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             let (y_in, gate_in) = (input(device, &y), input(device, &gate));
             ops::sigmoid_scale_acc(device, out.slice(), y_in.slice(), gate_in.slice()).unwrap();
             let added = |i: usize| sigmoid(f64::from(gate[i / cols])) * f64::from(y[i]);
@@ -52,7 +52,7 @@ fn biases_and_gates_of_rows() {
                 EPS * expected[i].abs() + 6e-7 * added(i).abs()
             });
 
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             ops::sigmoid_mul(device, out.slice(), y_in.slice()).unwrap();
             let expected: Vec<f64> =
                 x.iter().zip(&y).map(|(&x, &y)| f64::from(x) * sigmoid(f64::from(y))).collect();
@@ -118,7 +118,7 @@ fn gated_activations() {
             assert_close("gated_act", &out.read(device), &expected, |i| 1e-6 * expected[i].abs() + 1e-36);
 
             // In place, as the engine uses it.
-            let again = Output::from(device, &gate);
+            let again = Output::holding(device, &gate);
             ops::gated_act(device, act, again.slice(), up_in.slice(), again.slice()).unwrap();
             assert_same_bits("gated_act", &out.read(device), &again.read(device));
         }
@@ -146,7 +146,7 @@ fn root_mean_square_norm() {
             let relative = EPS * (8.0 + (n as f64 / 256.0).ceil()) + 2e-7;
             assert_close("rms_norm", &y.read(device), &expected, |i| relative * expected[i].abs() + 1e-30);
 
-            let again = Output::from(device, &x);
+            let again = Output::holding(device, &x);
             ops::rms_norm(device, again.slice(), w_in.slice(), again.slice(), 1e-6).unwrap();
             assert_same_bits("rms_norm", &y.read(device), &again.read(device));
         }

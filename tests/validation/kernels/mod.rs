@@ -1,27 +1,52 @@
-//! Each kernel against an oracle in f64 that is written from the definition and shares no arithmetic with it.
+//! Kernels against oracles, through the launchers.
 //!
-//! A check is a function over a [`Device`]. [`on_devices`] runs it on the emulated device, with its lanes in
-//! order, backwards and shuffled, and with `ZINC_GPU=1` on the GPU. Outputs are poisoned and lie between guard
-//! words ([`Output`]); a check that computes twice demands equal bits.
+//! Every test runs on the emulated device, in two orders of lanes and blocks; with `ZINC_GPU=1` it runs
+//! on the first CUDA device, too. An oracle is written from the operation's definition, in f64, and
+//! shares no arithmetic with the kernel.
 
 mod argmax;
 mod attention;
+mod bench;
 mod elementwise;
+mod embedding;
+mod formats;
+mod matvec;
 mod moe;
+mod quantize_q8;
+mod random;
+mod repack;
 mod rope;
 mod ssm;
 
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use bytemuck::Pod;
-use host::cuda::{CudaDevice, KernelSource, Selector};
+use gpu_kernels::blocks::GgmlType;
+use host::cuda::CudaDevice;
+use host::gpu::ops::{Matrix, repack};
 use host::gpu::{Buffer, Device, Slice};
+
+pub(crate) use random::Random;
+
+/// Declares tests that take a device: `devices! { fn name(device) { … } }`.
+macro_rules! devices {
+    ($($(#[$attr:meta])* fn $name:ident($device:ident) $body:block)+) => {$(
+        $(#[$attr])*
+        #[test]
+        fn $name() {
+            fn on<D: host::gpu::Device>($device: &D) $body
+            crate::kernels::on_devices!(on);
+        }
+    )+};
+}
+pub(crate) use devices;
 
 /// Runs `check(&device)` on every device there is.
 macro_rules! on_devices {
     ($check:expr) => {{
         use cuda_std::emu::Order;
-        for order in [Order::Forward, Order::Backward, Order::Shuffled(1)] {
+        for order in [Order::Forward, Order::Shuffled(7)] {
             $check(&host::gpu::Emulated::with_order(order));
         }
         if let Some(device) = $crate::kernels::gpu() {
@@ -36,70 +61,93 @@ pub(crate) fn gpu() -> Option<&'static CudaDevice> {
     static GPU: OnceLock<Option<CudaDevice>> = OnceLock::new();
     GPU.get_or_init(|| {
         if std::env::var_os("ZINC_GPU").is_none_or(|value| value != "1") {
-            println!("skipped: the GPU (ZINC_GPU=1 asks for it)");
+            println!("GPU skipped: ZINC_GPU is not 1");
             return None;
         }
-        Some(CudaDevice::open(&Selector::MostFree, &KernelSource::Embedded).expect("ZINC_GPU=1 wants a GPU"))
+        let device = CudaDevice::open(&Default::default(), &Default::default());
+        Some(device.expect("ZINC_GPU=1 asks for a CUDA device"))
     })
     .as_ref()
 }
 
-/// Guard bytes on each side of an output: a multiple of every alignment that kernels ask for.
+/// Guard bytes on each side of an output: a multiple of every alignment that launchers ask for.
 const GUARD: usize = 256;
 /// What guards and unwritten outputs hold: as f32 a NaN, as an index far out of range.
 const POISON: u8 = 0xFF;
 
-/// An output between guard words, poisoned until a kernel writes it.
+/// An output between guards: poisoned before the kernel, the guards checked after.
 pub(crate) struct Output<D: Device, T> {
     buffer: Buffer<D, u8>,
     len: usize,
-    element: std::marker::PhantomData<T>,
+    element: PhantomData<T>,
 }
 
 impl<D: Device, T: Pod> Output<D, T> {
-    /// `len` elements of poison.
+    /// Room for `len` elements.
     pub(crate) fn new(device: &D, len: usize) -> Self {
-        let buffer = device.alloc::<u8>(len * size_of::<T>() + 2 * GUARD).expect("a small allocation");
-        device.fill_bytes(buffer.slice(), POISON).expect("a fill");
-        Output { buffer, len, element: std::marker::PhantomData }
+        let buffer = device.alloc::<u8>(len * size_of::<T>() + 2 * GUARD).expect("memory");
+        device.fill_bytes(buffer.slice(), POISON).expect("fill");
+        Output { buffer, len, element: PhantomData }
     }
 
-    /// An output with these contents: a kernel works on it in place.
-    pub(crate) fn from(device: &D, contents: &[T]) -> Self {
-        let output = Output::new(device, contents.len());
-        device.upload(output.slice(), contents).expect("an upload");
+    /// The same, holding `values` at first: a kernel works on them in place.
+    pub(crate) fn holding(device: &D, values: &[T]) -> Self {
+        let output = Self::new(device, values.len());
+        device.upload(output.slice(), values).expect("upload");
         output
     }
 
-    /// The elements.
+    /// The output proper.
     pub(crate) fn slice(&self) -> Slice<'_, T> {
-        let bytes = self.buffer.part(GUARD..GUARD + self.len * size_of::<T>()).expect("within the buffer");
-        bytes.cast().expect("the guard keeps the alignment")
+        self.buffer.part(GUARD..GUARD + self.len * size_of::<T>()).and_then(Slice::cast).expect("inside")
     }
 
-    /// What the kernel left; fails where a guard word changed.
+    /// What was written, after a look at the guards.
     pub(crate) fn read(&self, device: &D) -> Vec<T> {
-        let all = device.download_vec(self.buffer.slice()).expect("a download");
-        let (before, rest) = all.split_at(GUARD);
-        let (contents, after) = rest.split_at(self.len * size_of::<T>());
-        assert!(before.iter().all(|&b| b == POISON), "written before the output");
-        assert!(after.iter().all(|&b| b == POISON), "written past the output");
-        contents.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+        let all = device.download_vec(self.buffer.slice()).expect("download");
+        let (values, back) = all[GUARD..].split_at(self.len * size_of::<T>());
+        assert!(all[..GUARD].iter().chain(back).all(|&byte| byte == POISON), "a guard was overwritten");
+        values.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
     }
 }
 
 /// An input on the device.
 pub(crate) fn input<D: Device, T: Pod>(device: &D, contents: &[T]) -> Buffer<D, T> {
-    device.alloc_from(contents).expect("a small upload")
+    device.alloc_from(contents).expect("memory")
 }
 
-/// Fails at the first element that is farther from `expected` than `bound(i)`; a NaN always is.
+/// Weights on a device, repacked by the kernel under test for it.
+pub(crate) struct Weights<D: Device> {
+    buffer: Buffer<D, u8>,
+    ty: GgmlType,
+    shape: [u32; 3],
+}
+
+impl<D: Device> Weights<D> {
+    /// File bytes of a tensor `[n_expert, rows, cols]`.
+    pub(crate) fn new(device: &D, ty: GgmlType, shape: [u32; 3], file: &[u8]) -> Self {
+        let [n_expert, rows, cols] = shape;
+        let bytes = Matrix::size_bytes(ty, n_expert, rows, cols).expect("a possible shape") as usize;
+        let weights = Weights { buffer: device.alloc(bytes).expect("memory"), ty, shape };
+        let raw = device.alloc_from(file).expect("memory");
+        repack(device, raw.slice(), weights.matrix(), 0).expect("repack");
+        weights
+    }
+
+    /// The launchers' view.
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
+        let [n_expert, rows, cols] = self.shape;
+        Matrix::new(self.buffer.slice(), self.ty, n_expert, rows, cols).expect("a possible shape")
+    }
+}
+
+/// Compares with an oracle: `|got − want| ≤ bound`, and says where not.
 #[track_caller]
-pub(crate) fn assert_close(what: &str, actual: &[f32], expected: &[f64], bound: impl Fn(usize) -> f64) {
-    assert_eq!(actual.len(), expected.len(), "{what}: length");
-    for (i, (&a, &e)) in actual.iter().zip(expected).enumerate() {
-        let (error, bound) = ((f64::from(a) - e).abs(), bound(i));
-        assert!(error <= bound, "{what}[{i}]: {a} for {e}, error {error:e} over {bound:e}");
+pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f64], bound: impl Fn(usize) -> f64) {
+    assert_eq!(got.len(), want.len(), "{what}: length");
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let (error, bound) = ((f64::from(got) - want).abs(), bound(i));
+        assert!(error <= bound, "{what}[{i}]: got {got:e}, want {want:e}, off by {error:e} > {bound:e}");
     }
 }
 
@@ -107,38 +155,6 @@ pub(crate) fn assert_close(what: &str, actual: &[f32], expected: &[f64], bound: 
 #[track_caller]
 pub(crate) fn assert_same_bits<T: Pod>(what: &str, first: &[T], again: &[T]) {
     assert!(bytemuck::cast_slice::<T, u8>(first) == bytemuck::cast_slice::<T, u8>(again), "{what}: a rerun differs");
-}
-
-/// Reproducible random numbers: a 64-bit linear congruential generator, its upper half.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-    pub(crate) fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 32) as u32
-    }
-    /// Uniform in (−1, 1).
-    pub(crate) fn unit(&mut self) -> f32 {
-        (self.bits() as f32 / 2_147_483_648.0) - 1.0
-    }
-    pub(crate) fn units(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.unit()).collect()
-    }
-    /// Uniform below `n`.
-    pub(crate) fn below(&mut self, n: u32) -> u32 {
-        (u64::from(self.bits()) * u64::from(n) >> 32) as u32
-    }
-    /// `0 .. n` in some order.
-    pub(crate) fn permutation(&mut self, n: u32) -> Vec<u32> {
-        let mut order: Vec<u32> = (0..n).collect();
-        for i in (1..n).rev() {
-            order.swap(i as usize, self.below(i + 1) as usize);
-        }
-        order
-    }
 }
 
 /// The logistic function.

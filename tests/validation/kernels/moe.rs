@@ -95,7 +95,7 @@ fn experts_are_added_by_weight() {
             let mut random = Random::new(cols as u64);
             let (x, y) = (random.units(rows * cols), random.units(rows * n_used * cols));
             let weights = random.units(rows * n_used);
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             let (y_in, w_in) = (input(device, &y), input(device, &weights));
             ops::moe_weighted_acc(device, out.slice(), y_in.slice(), w_in.slice(), n_used as u32, cols as u32)
                 .unwrap();

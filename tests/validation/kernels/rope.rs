@@ -39,7 +39,7 @@ fn pairs_turn_by_position_times_frequency() {
             let p = RopeParams { n_head, head_dim, n_rot, adjacent, magnitude };
             let inv_freq = frequencies(n_rot, 1e7);
             let x = Random::new(u64::from(head_dim)).units(pos.len() * (n_head * head_dim) as usize);
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             let turns = input(device, &ops::turns(inv_freq.iter().copied()));
             ops::rope(device, out.slice(), input(device, &pos).slice(), turns.slice(), p).unwrap();
             let actual = out.read(device);

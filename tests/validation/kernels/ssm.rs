@@ -62,7 +62,7 @@ fn the_convolution_rolls_its_state() {
         }
         let arrays = batch.upload(device);
         let (x_in, w_in) = (input(device, &x), input(device, &w));
-        let (out_dev, state_dev) = (Output::new(device, x.len()), Output::from(device, &before));
+        let (out_dev, state_dev) = (Output::new(device, x.len()), Output::holding(device, &before));
         // SAFETY: rows and slots are those of the batch.
         unsafe {
             ops::ssm_conv1d(
@@ -150,7 +150,7 @@ impl Delta {
         let a = self.a.as_ref().map(|x| input(device, x));
         let decay = Decay { dt_bias: dt_bias.as_ref().map(Buffer::slice), a: a.as_ref().map(Buffer::slice) };
         let out = Output::new(device, batch.rows() * self.shape.d_inner() as usize);
-        let state = Output::from(device, &self.state);
+        let state = Output::holding(device, &self.state);
         // SAFETY: rows and slots are those of the batch.
         unsafe {
             ops::ssm_delta_net(
@@ -212,7 +212,7 @@ fn the_gated_norm_is_per_head() {
         for (heads, d) in [(1usize, 1usize), (3, 31), (5, 64), (9, 128), (4, 129)] {
             let mut random = Random::new(d as u64);
             let (x, z, w) = (random.units(heads * d), random.units(heads * d), random.units(d));
-            let out = Output::from(device, &x);
+            let out = Output::holding(device, &x);
             ops::ssm_gated_norm(device, out.slice(), input(device, &z).slice(), input(device, &w).slice(), 1e-6)
                 .unwrap();
             let expected: Vec<f64> = (0..heads * d)
