@@ -234,8 +234,8 @@ fn staging<D: Device>(device: &D, scale: Scale) -> Finding {
     let mut best_s = f64::INFINITY;
     for _ in 0..3 {
         let start = Instant::now();
-        staging.upload(to.slice(), from)?;
-        staging.finish()?;
+        staging.upload(device, to.slice(), from)?;
+        staging.finish(device)?;
         best_s = best_s.min(start.elapsed().as_secs_f64());
     }
     expect("the staged bytes", device.download_vec(to.slice())? == from)?;

@@ -16,11 +16,10 @@ pub(crate) struct Quantized {
 fn run<D: Device>(device: &D, x: &[f32], rows: u32, cols: u32, stride: u32) -> Quantized {
     let n = (rows * cols) as usize;
     let x = device.alloc_from(x).expect("memory");
-    let (qs, d, s) = (Output::new(device, n / 4), Output::new(device, n / 32), Output::new(device, n / 16));
-    let out = Q8 { qs: qs.slice::<u32>().cast().expect("bytes"), d: d.slice(), s: s.slice(), cols };
+    let (qs, d, s) = (Output::new(device, n), Output::new(device, n / 32), Output::new(device, n / 16));
+    let out = Q8 { qs: qs.slice(), d: d.slice(), s: s.slice(), cols };
     quantize_q8(device, x.slice(), stride, out, rows).expect("quantize_q8");
-    let qs: Vec<u32> = qs.read(device);
-    Quantized { qs: bytemuck::cast_slice(&qs).to_vec(), d: d.read(device), s: s.read(device) }
+    Quantized { qs: qs.read(device), d: d.read(device), s: s.read(device) }
 }
 
 devices! {

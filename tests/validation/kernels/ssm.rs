@@ -110,7 +110,7 @@ impl Delta {
         let mut states: Vec<f64> = self.state.iter().map(|&x| f64::from(x)).collect();
         let mut out = vec![0.0; batch.rows() * hv * d];
         let normalised = |x: &[f32]| -> Vec<f64> {
-            let norm = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().max(1e-12).sqrt();
+            let norm = (x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() + 1e-6).sqrt();
             x.iter().map(|&x| f64::from(x) / norm).collect()
         };
         for &[slot, first, rows, start] in &batch.spans {

@@ -14,6 +14,7 @@ use gpu_kernels::blocks::GgmlType;
 use host::backend::{Backend, Batch, PAGE_TOKENS, Span};
 use host::cpu::CpuBackend;
 use host::gguf::Gguf;
+use host::gpu::{BackendOptions, Emulated, GpuBackend};
 
 /// A kind of backend under test.
 pub(crate) trait Machine {
@@ -21,6 +22,10 @@ pub(crate) trait Machine {
     /// Largest error of `Σ w·x`, relative to `Σ |w·x|`.
     const PRODUCT_ERROR: f64;
     fn backend(file: &Arc<Gguf>) -> Self::B;
+    /// Activations `[values.len() / cols, cols]`, where they cannot come in through `embed`.
+    fn narrow_rows(_: &mut Self::B, _values: &[f32], _cols: usize) -> Option<<Self::B as Backend>::Tensor> {
+        None
+    }
 }
 
 /// f32 products in f32 sums of a few lanes each.
@@ -32,6 +37,26 @@ impl Machine for Cpu {
 
     fn backend(file: &Arc<Gguf>) -> CpuBackend {
         CpuBackend::new(Arc::clone(file))
+    }
+}
+
+/// The kernels, emulated.
+struct Gpu;
+
+impl Machine for Gpu {
+    type B = GpuBackend<Emulated>;
+    /// Sums of a warp's lanes, then of the lanes.
+    const PRODUCT_ERROR: f64 = 1e-6;
+
+    fn backend(_: &Arc<Gguf>) -> Self::B {
+        // A few blocks a chunk, so that tensors take several.
+        let options = BackendOptions { staging_bytes: 4 << 10, ..BackendOptions::exact() };
+        GpuBackend::new(Arc::new(Emulated::new()), options)
+    }
+
+    /// A weight matrix has rows of whole 16 bytes on the device; activations need not.
+    fn narrow_rows(b: &mut Self::B, values: &[f32], cols: usize) -> Option<<Self::B as Backend>::Tensor> {
+        (!cols.is_multiple_of(4)).then(|| b.tensor_from(values, cols as u32).expect("uploaded"))
     }
 }
 
@@ -87,7 +112,7 @@ macro_rules! suites {
     )+ };
 }
 
-suites! { cpu = Cpu }
+suites! { cpu = Cpu, gpu = Gpu }
 
 /// A backend with a made-up file.
 struct Bench<M: Machine> {
@@ -134,6 +159,14 @@ impl<M: Machine> Bench<M> {
 
     /// As [`Bench::rows`], with only the listed rows.
     fn rows_at(&mut self, name: &str, rows: &[u32], cols: usize) -> <M::B as Backend>::Tensor {
+        let tensor = self.file.tensor(name).expect("made");
+        if tensor.info.ty == GgmlType::F32 {
+            let bytes: Vec<u8> = rows.iter().flat_map(|row| tensor.row(*row as usize)).copied().collect();
+            let values: Vec<f32> = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+            if let Some(tensor) = M::narrow_rows(&mut self.b, &values, cols) {
+                return tensor;
+            }
+        }
         let table = self.matrix(name);
         let mut batch = sequence(0, rows.len());
         batch.tokens = rows.to_vec();
