@@ -135,6 +135,25 @@ fn smollm2_continues_its_golden_prompts() {
     check_top("smollm2.json", &model, usize::MAX);
 }
 
+/// What loading the tiny llama says after `from` in its header became `to`.
+fn load_error_after(from: &[u8], to: &[u8]) -> String {
+    let mut bytes = std::fs::read(root().join("tests/data/logits/llama-tiny.gguf")).expect("the golden model");
+    let at = bytes.windows(from.len()).position(|window| window == from).expect("the header has it");
+    bytes[at..at + to.len()].copy_from_slice(to);
+    let gguf = Arc::new(Gguf::parse(&bytes).expect("still a GGUF file"));
+    let limits = Limits { n_pages: 1, n_slots: 1, n_batch: 1, n_outputs: 1 };
+    Session::new(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits).err().expect("a damaged model").to_string()
+}
+
+#[test]
+fn a_tensor_that_does_not_fit_is_named() {
+    let missing = load_error_after(b"blk.1.attn_k.weight", b"blk.1.attn_x.weight");
+    assert!(missing.contains("tensor \"blk.1.attn_k.weight\" is missing"), "{missing}");
+    let key = |n_ff: u32| [&b"llama.feed_forward_length"[..], &4u32.to_le_bytes(), &n_ff.to_le_bytes()].concat();
+    let misfit = load_error_after(&key(512), &key(480));
+    assert_eq!(misfit, "tensor \"blk.0.ffn_gate.weight\" is [256, 512], the model needs [256, 480]");
+}
+
 fn batch(tokens: &[u32], start: usize) -> Batch {
     let rows = tokens.len() as u32;
     let span = Span { slot: 0, start: start as u32, rows, pages: vec![0] };

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use gpu_kernels::blocks::GgmlType;
 use host::backend::{Backend, Batch, PAGE_TOKENS, Span};
 use host::cpu::CpuBackend;
-use host::gguf::Gguf;
+use host::gguf::{Gguf, Writer};
 use host::gpu::{BackendOptions, Emulated, GpuBackend};
 
 /// A kind of backend under test.
@@ -130,7 +130,12 @@ fn f32s(name: &'static str, dims: &[usize], values: &[f32]) -> Made {
 
 impl<M: Machine> Bench<M> {
     fn new(tensors: &[Made]) -> Bench<M> {
-        let file = Arc::new(Gguf::parse(&gguf_bytes(tensors)).expect("a well-formed file"));
+        let mut writer = Writer::new();
+        for Made(name, dims, ty, _) in tensors {
+            writer.tensor(name, *ty, dims).expect("a well-formed tensor");
+        }
+        let bytes = writer.to_bytes(tensors.iter().map(|Made(.., bytes)| &**bytes));
+        let file = Arc::new(Gguf::parse(&bytes).expect("a well-formed file"));
         Bench { b: M::backend(&file), file }
     }
 
@@ -209,25 +214,4 @@ fn assert_close(what: &str, found: &[f32], wanted: &[f64], bound: impl Fn(usize)
         let error = (f64::from(*found) - wanted).abs();
         assert!(error <= bound(i), "{what}: value {i} is {found} instead of {wanted}, bound {:e}", bound(i));
     }
-}
-
-fn gguf_bytes(tensors: &[Made]) -> Vec<u8> {
-    let mut out = b"GGUF\x03\0\0\0".to_vec();
-    out.extend((tensors.len() as u64).to_le_bytes());
-    out.extend(0u64.to_le_bytes());
-    let mut offset = 0u64;
-    for Made(name, dims, ty, bytes) in tensors {
-        out.extend((name.len() as u64).to_le_bytes());
-        out.extend(name.as_bytes());
-        out.extend((dims.len() as u32).to_le_bytes());
-        dims.iter().for_each(|dim| out.extend((*dim as u64).to_le_bytes()));
-        out.extend((*ty as u32).to_le_bytes());
-        out.extend(offset.to_le_bytes());
-        offset += (bytes.len() as u64).next_multiple_of(32);
-    }
-    for Made(.., bytes) in tensors {
-        out.resize(out.len().next_multiple_of(32), 0);
-        out.extend(bytes);
-    }
-    out
 }
