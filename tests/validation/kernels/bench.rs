@@ -38,9 +38,9 @@ fn the_kernel_benchmark_on_a_gpu() {
         print(&results);
         assert!(results.iter().all(|m| m.us > 0.0), "{results:?}");
     }
-    if std::env::var_os("ZINC_BENCH").is_some_and(|value| value == "1") {
-        super::on_gpu!(on);
-    } else {
+    if std::env::var_os("ZINC_BENCH").is_none_or(|value| value != "1") {
         println!("skipped: ZINC_BENCH is not 1");
+    } else if let Some(device) = super::gpu() {
+        on(device);
     }
 }
