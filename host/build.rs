@@ -39,7 +39,10 @@ fn embed() -> Result<(), String> {
     let source = match Toolchain::find() {
         Ok(toolchain) => table(&modules(&build(&toolchain, archs, &out_dir)?)?, None),
         Err(error) => {
-            let why = error.to_string();
+            let why = match error {
+                cuda_builder::Error::NoToolchain(lacks) => lacks.join("; "),
+                other => other.to_string(),
+            };
             warn_cpu_only(&why);
             table("", Some(&why))
         }
@@ -53,8 +56,8 @@ fn warn_cpu_only(why: &str) {
     for record in Toolchain::install_records() {
         println!("cargo::rerun-if-changed={}", record.display());
     }
-    let why: Vec<&str> = why.lines().map(str::trim).collect();
-    println!("cargo::warning=built without GPU kernels, for the CPU only: {}", why.join("; "));
+    println!("cargo::warning=built for the CPU only: no toolchain for GPU kernels ({why})");
+    println!("cargo::warning=`cargo xtask setup` installs one; then the next build has the kernels");
 }
 
 fn build(toolchain: &Toolchain, archs: Vec<Arch>, out_dir: &Path) -> Result<Built, String> {

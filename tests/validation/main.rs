@@ -1,5 +1,6 @@
 //! Cross-device numeric validation: one binary, so that `cargo test` links once.
 
+// Denied, not forbidden: a test of launching itself launches, and says so with an `expect`.
 #![deny(unsafe_code)]
 
 mod cli;
@@ -8,6 +9,7 @@ mod dequant;
 mod driver;
 mod emulator;
 mod engine;
+mod fake_driver;
 mod gguf;
 mod gpu_model;
 mod kernels;

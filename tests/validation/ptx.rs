@@ -82,8 +82,9 @@ fn no_kernel_keeps_arrays_in_local_memory() {
     });
 }
 
+/// Everything is inlined: a call that is left is a panic, or a function too large for the optimiser's taste.
 #[test]
-fn no_kernel_can_reach_a_panic_or_an_allocation() {
+fn no_kernel_calls_a_function() {
     each_kernel(|module, kernel| {
         for sign in ["panic", "call.uni", "call ", "malloc", "vprintf"] {
             assert!(!kernel.text.contains(sign), "{} of {} has {sign}", kernel.name, module.target);

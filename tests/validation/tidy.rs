@@ -3,9 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Longest line of a source file. rustfmt keeps code within 120; this is for what it leaves alone, strings and
-/// tables in comments.
-const MAX_COLUMNS: usize = 140;
+/// Longest line of a source file, unless it holds a string or a table's row, which cannot be broken.
+const MAX_COLUMNS: usize = 120;
 /// A file past this wants splitting.
 const MAX_LINES: usize = 600;
 
@@ -66,7 +65,11 @@ fn outside_this_file(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
 #[test]
 fn lines_are_not_too_long() {
     let files = files(&workspace_root(), &["rs", "toml", "sh"]);
-    check_lines(&files, &format!("longer than {MAX_COLUMNS} columns"), |line| line.chars().count() > MAX_COLUMNS);
+    check_lines(&files, &format!("longer than {MAX_COLUMNS} columns"), |line| {
+        let unbreakable =
+            line.contains('"') || line.trim_start().starts_with("//! |") || line.trim_start().starts_with("/// |");
+        !unbreakable && line.chars().count() > MAX_COLUMNS
+    });
 }
 
 #[test]
@@ -105,37 +108,49 @@ fn only_the_cuda_module_names_cust() {
 
 #[test]
 fn kernels_touch_memory_only_through_cuda_std() {
-    let files = rust_files(&workspace_root().join("gpu-kernels/src"));
+    let files = rust_files(&workspace_root().join("gpu-kernels/src/kernels"));
     let raw =
-        ["*(", "(*", ".read()", ".write(", ".read_unaligned", ".read_volatile", "from_raw_parts", "&*", "ptr::read"];
+        ["*(", ".read()", ".write(", ".read_unaligned", ".read_volatile", "from_raw_parts", "ptr::read", "ptr::write"];
     check_lines(&files, "a raw access that the emulator cannot see", |line| {
-        let code = without_comment(line).replace("*const", "").replace("*mut", "");
-        raw.iter().any(|access| code.contains(access)) || dereferences_an_offset(&code)
+        let code = without_comment(line);
+        raw.iter().any(|access| code.contains(access)) || follows_a_pointer(code)
     });
 }
 
-/// `*p.add(i)`, the usual way to index a raw pointer. rustfmt puts spaces around a multiplication.
-fn dereferences_an_offset(code: &str) -> bool {
+/// Whether a line has `*p.add(i)` or `(*p).field`. A reference may be followed (`*sum += x`), and rustfmt puts spaces
+/// around a multiplication, so the shape tells.
+fn follows_a_pointer(code: &str) -> bool {
     code.match_indices('*').any(|(at, _)| {
-        let rest = &code[at + 1..];
-        let name = rest.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_' || c == '.');
-        rest.len() > name.len()
-            && name.starts_with('(')
-            && [".add", ".sub", ".offset"].iter().any(|m| rest[..rest.len() - name.len()].ends_with(m))
+        let path = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
+        let after = code[at + 1..].trim_start_matches(path);
+        let name = &code[at + 1..code.len() - after.len()];
+        let offset = after.starts_with('(') && [".add", ".sub", ".offset"].iter().any(|method| name.ends_with(method));
+        let field = code[..at].ends_with('(') && !name.is_empty() && after.starts_with(").");
+        offset || field
     })
 }
 
 #[test]
-fn crates_that_need_no_unsafe_code_forbid_it() {
-    let roots = ["xtask/src/main.rs", "crates/cuda_builder/src/lib.rs"];
-    for file in roots {
-        let text = fs::read_to_string(workspace_root().join(file)).unwrap();
-        assert!(text.contains("#![forbid(unsafe_code)]"), "{file}");
+fn a_followed_pointer_is_recognised() {
+    for code in ["let x = *p.add(i);", "y += *self.x.offset(1) * 2.0;", "(*block).qs"] {
+        assert!(follows_a_pointer(code), "{code}");
     }
-    // These two launch kernels, which types cannot make safe: every place that does says so.
-    for file in ["host/src/lib.rs", "tests/validation/main.rs"] {
+    for code in ["*sum += unsafe { shuffle(*sum, 1) };", "a * b.add(c)", "p: *const f32", "f(*x)"] {
+        assert!(!follows_a_pointer(code), "{code}");
+    }
+}
+
+#[test]
+fn each_crate_states_how_much_unsafe_code_it_may_have() {
+    let crates = [
+        ("xtask/src/main.rs", "forbid"),
+        ("crates/cuda_builder/src/lib.rs", "forbid"),
+        ("host/src/lib.rs", "deny"),
+        ("tests/validation/main.rs", "deny"),
+    ];
+    for (file, level) in crates {
         let text = fs::read_to_string(workspace_root().join(file)).unwrap();
-        assert!(text.contains("#![deny(unsafe_code)]"), "{file}");
+        assert!(text.contains(&format!("#![{level}(unsafe_code)]")), "{file}");
     }
 }
 

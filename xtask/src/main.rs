@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod dist;
 mod ptx;
 mod setup;
 mod synth;
@@ -35,6 +36,8 @@ enum Command {
     Ptx(ptx::Args),
     /// Write a random-weight model with the exact layout of a supported architecture.
     Synth(synth::SynthArgs),
+    /// Pack binaries, PTX and small models for a machine with a GPU and without Rust.
+    Dist(dist::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Dist(args) => dist::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

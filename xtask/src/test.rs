@@ -12,24 +12,24 @@ pub(crate) struct Args {
     #[arg(long)]
     gpu: bool,
     /// Only tests whose name contains this.
-    #[arg(default_value = "")]
-    filter: String,
+    filter: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    setup::run()?;
+    // What could not be fetched, and formatting, fail the command too, but only after the tests have said what
+    // they have to say.
+    let fetched = setup::run();
     let formatted = workspace::cargo(&["fmt", "--all", "--check"]);
     let mut cargo = Command::new(workspace::cargo_path());
-    cargo.current_dir(workspace::root()).args(["test", "--workspace", &args.filter]);
+    cargo.current_dir(workspace::root()).args(["test", "--workspace"]).args(&args.filter);
     // A test that lacks a file fails instead of reporting itself skipped.
     cargo.env("ZINC_REQUIRE", "1");
     if args.gpu {
         cargo.env("ZINC_GPU", "1");
     }
-    // Formatting fails the command too, but only after the tests have said what they have to say.
     let status = cargo.status()?;
     if !status.success() {
         bail!("tests failed ({status})");
     }
-    formatted
+    fetched.and(formatted)
 }

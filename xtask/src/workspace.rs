@@ -1,6 +1,7 @@
 //! Where things are in the checkout, and running cargo in it.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -37,4 +38,16 @@ pub(crate) fn cargo(args: &[&str]) -> Result<()> {
         .status()
         .with_context(|| format!("cannot run {}", path.display()))?;
     if status.success() { Ok(()) } else { bail!("cargo {} failed ({status})", args.join(" ")) }
+}
+
+/// Sets the permissions of a program; on other systems than Unix there is nothing to set.
+#[cfg(unix)]
+pub(crate) fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| path.display().to_string())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn make_executable(_: &Path) -> Result<()> {
+    Ok(())
 }

@@ -5,6 +5,11 @@ use std::process::ExitStatus;
 
 use crate::Arch;
 
+const INSTALL: &str = "install one with `cargo xtask setup`, or by hand:
+  rustup component add rust-src llvm-tools
+  apt-get install rustc-web cargo-web rust-web-src llvm-22   (Debian 12)
+or name one with ZINC_KERNEL_RUSTC and ZINC_LLVM_BIN";
+
 /// An error of the builder; each variant says which step failed and on what.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -13,9 +18,12 @@ pub enum Error {
         known = Arch::ALL.map(Arch::name).join(", "))]
     UnknownArch(String),
 
-    /// No usable toolchain; the text lists each place looked at and what it lacks.
-    #[error("no toolchain for kernels:\n{0}")]
-    NoToolchain(String),
+    /// No usable toolchain.
+    #[error("no toolchain for kernels:\n  {}\n{INSTALL}", .0.join("\n  "))]
+    NoToolchain(
+        /// Each compiler looked at, and what it lacks.
+        Vec<String>,
+    ),
 
     /// The kernel crate's folder has no manifest.
     #[error("no Cargo.toml in {}", .0.display())]

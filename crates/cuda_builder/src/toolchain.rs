@@ -43,14 +43,10 @@ impl Toolchain {
         for rustc in candidates() {
             match probe(&rustc) {
                 Ok(toolchain) => return Ok(toolchain),
-                Err(why) => lacks.push(format!("  {}: {why}", rustc.display())),
+                Err(why) => lacks.push(format!("{}: {why}", rustc.display())),
             }
         }
-        lacks.push("install one with `cargo xtask setup`, or by hand:".to_owned());
-        lacks.push("  rustup component add rust-src llvm-tools".to_owned());
-        lacks.push("  apt-get install rustc-web cargo-web rust-web-src llvm-22   (Debian 12)".to_owned());
-        lacks.push(format!("or name one with {RUSTC_VAR} and {LLVM_BIN_VAR}"));
-        Err(Error::NoToolchain(lacks.join("\n")))
+        Err(Error::NoToolchain(lacks))
     }
 
     /// Existing files that change when a toolchain is installed: rustup's list of components and
@@ -145,6 +141,9 @@ fn llvm_bin(sysroot: &Path, host: &str, llvm: &str) -> Result<PathBuf, String> {
 }
 
 fn stdout(command: &mut Command) -> Result<String, String> {
-    let output = process::run(command).map_err(|error| error.to_string())?;
+    let output = process::run(command).map_err(|error| match error {
+        Error::Spawn { source, .. } => format!("cannot be run ({source})"),
+        other => other.to_string(),
+    })?;
     String::from_utf8(output.stdout).map_err(|_| "wrote something that is not UTF-8".to_owned())
 }

@@ -129,19 +129,20 @@ impl<D: Device, T: Pod> Readback<D, T> {
         Ok(())
     }
 
-    /// Waits for the oldest push and hands out its elements; `None` where there is none.
+    /// Waits for the oldest push and puts its elements into `out`, in place of what was there. Returns
+    /// `false`, and leaves `out` alone, where there is none.
     ///
     /// # Errors
     /// The device's.
-    pub fn pop(&mut self, device: &D) -> Result<Option<Vec<T>>> {
-        let Some((_, event, _)) = self.in_flight.front() else { return Ok(None) };
-        device.wait(event)?;
-        let Some((slot, _, len)) = self.in_flight.pop_front() else { return Ok(None) };
-        let mut elements = vec![T::zeroed(); len];
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut elements);
+    pub fn pop(&mut self, device: &D, out: &mut Vec<T>) -> Result<bool> {
+        let Some((slot, event, len)) = self.in_flight.pop_front() else { return Ok(false) };
+        device.wait(&event)?;
+        out.clear();
+        out.resize(len, T::zeroed());
+        let bytes = bytemuck::cast_slice_mut::<T, u8>(out);
         bytes.copy_from_slice(&slot.bytes()[..bytes.len()]);
         self.free.push(slot);
-        Ok(Some(elements))
+        Ok(true)
     }
 
     /// How many pushes were not popped.

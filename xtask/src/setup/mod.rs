@@ -7,10 +7,7 @@
 mod pip;
 mod toolchain;
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use cuda_builder::Ptxas;
 
 use crate::workspace;
@@ -67,7 +64,7 @@ fn ptxas() -> Result<String> {
     let wheel = pip::download(&NVCC)?;
     let path = folder.join("ptxas");
     wheel.extract("nvidia/cu13/bin/ptxas", &path)?;
-    make_executable(&path)?;
+    workspace::make_executable(&path)?;
     Ok(path.display().to_string())
 }
 
@@ -91,15 +88,4 @@ fn vocabularies() -> Result<String> {
         }
     }
     Ok(folder.display().to_string())
-}
-
-#[cfg(unix)]
-fn make_executable(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| path.display().to_string())
-}
-
-#[cfg(not(unix))]
-fn make_executable(_: &Path) -> Result<()> {
-    Ok(())
 }

@@ -1,0 +1,107 @@
+//! `cargo xtask dist`: everything that a machine with a GPU needs to run the tests without Rust, in one folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{ptx, workspace};
+
+/// The folder is meant to be copied around.
+const MAX_BYTES: u64 = 60 << 20;
+
+const RUN_SH: &str = include_str!("dist.sh");
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Leave out models and test data, for a folder that is used inside a checkout.
+    #[arg(long)]
+    binaries_only: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = workspace::root();
+    let dist = root.join("dist");
+    if dist.exists() {
+        fs::remove_dir_all(&dist).with_context(|| dist.display().to_string())?;
+    }
+    fs::create_dir_all(dist.join("ptx"))?;
+    for module in ptx::build(&[])?.ptx {
+        copy(&module.path, &dist.join("ptx").join(format!("{}.ptx", module.arch)))?;
+    }
+    install(&executable(&["build", "--release", "--package", "host"], "host")?, &dist.join("host"))?;
+    let tests = ["test", "--release", "--package", "validation", "--test", "validation", "--no-run"];
+    install(&executable(&tests, "validation")?, &dist.join("validation"))?;
+    if !args.binaries_only {
+        for folder in ["models", "tests/data"] {
+            copy_folder(&root.join(folder), &dist.join(folder))?;
+        }
+    }
+    let script = dist.join("run.sh");
+    fs::write(&script, RUN_SH.replace("@ROOT@", &root.to_string_lossy()))?;
+    workspace::make_executable(&script)?;
+    let bytes = folder_bytes(&dist)?;
+    println!(
+        "{}: {:.1} MiB; on the other machine: {}",
+        dist.display(),
+        bytes as f64 / f64::from(1 << 20),
+        "bash run.sh"
+    );
+    ensure!(bytes <= MAX_BYTES, "the folder is larger than {} MiB", MAX_BYTES >> 20);
+    Ok(())
+}
+
+/// Builds with cargo and returns the path of the executable of target `name`.
+fn executable(args: &[&str], name: &str) -> Result<PathBuf> {
+    let output = Command::new(workspace::cargo_path())
+        .current_dir(workspace::root())
+        .args(args)
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        bail!("cargo {} failed ({})", args.join(" "), output.status);
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    artifacts
+        .filter(|message| message["target"]["name"] == name)
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .next_back()
+        .with_context(|| format!("cargo built no executable {name}"))
+}
+
+/// Copies an executable without its debug information, where `strip` is there to remove it.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    copy(from, to)?;
+    match Command::new("strip").arg(to).status() {
+        Ok(status) if status.success() => Ok(()),
+        _ => copy(from, to),
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() { copy_folder(&source, &target)? } else { copy(&source, &target)? }
+    }
+    Ok(())
+}
+
+fn folder_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() { folder_bytes(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
+}
