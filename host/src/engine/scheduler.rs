@@ -30,6 +30,8 @@ pub struct Scheduler {
     executor: Box<dyn Executor>,
     tokenizer: Option<Arc<Tokenizer>>,
     n_vocab: u32,
+    /// Ids from here on pad the head and are never chosen.
+    n_tokens: u32,
     n_ctx: u32,
     n_batch: u32,
     n_queue: usize,
@@ -46,6 +48,8 @@ pub struct Scheduler {
     stats: Stats,
     /// Output of the last step: logits `[outputs, n_vocab]`, or hidden states.
     output: Vec<f32>,
+    /// Tokens that the device chose in the last step.
+    chosen: Vec<u32>,
 }
 
 impl Scheduler {
@@ -61,6 +65,7 @@ impl Scheduler {
         let limits = executor.limits();
         let config = executor.config();
         let (n_vocab, recurrent) = (config.n_vocab as u32, config.state_elems_per_sequence() > 0);
+        let n_tokens = tokenizer.as_ref().map_or(n_vocab, |t| t.n_vocab().min(n_vocab));
         // Every decoding sequence has a row and an output in every batch.
         let n_slots = options.n_slots.min(limits.n_slots).min(limits.n_batch).min(limits.n_outputs);
         let n_batch = options.n_batch.min(limits.n_batch);
@@ -78,6 +83,7 @@ impl Scheduler {
             executor,
             tokenizer,
             n_vocab,
+            n_tokens,
             n_ctx,
             n_batch,
             n_queue: options.n_queue,
@@ -91,6 +97,7 @@ impl Scheduler {
             next_id: 0,
             stats,
             output: Vec::new(),
+            chosen: Vec::new(),
         })
     }
 
@@ -100,8 +107,7 @@ impl Scheduler {
     /// The request cannot run.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         self.check(&request.prompt)?;
-        let n_tokens = self.tokenizer.as_ref().map_or(self.n_vocab as usize, |t| t.n_vocab() as usize);
-        let sampler = Sampler::new(request.sampling, &request.prompt, n_tokens, request.logprobs)?;
+        let sampler = Sampler::new(request.sampling, &request.prompt, self.n_tokens as usize, request.logprobs)?;
         let room = self.n_ctx - request.prompt.len() as u32;
         let max_tokens = request.max_tokens.unwrap_or(u32::MAX).min(room);
         let stream = self.tokenizer.as_ref().map(|t| if request.special { t.stream_special() } else { t.stream() });

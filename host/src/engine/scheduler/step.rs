@@ -12,11 +12,15 @@ use crate::engine::sampler::SampleError;
 use crate::engine::sequence::{Goal, Sequence};
 
 /// A batch and whose rows it has.
-#[derive(Default)]
 pub(super) struct Plan {
     batch: Batch,
+    /// Whether the token with the largest logit is all that any of the outputs has to give.
+    argmax: bool,
     pub(super) members: Vec<Member>,
 }
+
+/// The next token of a request, or why it has none.
+type Chosen = (RequestId, Result<SampledToken, SampleError>);
 
 /// A sequence's part of a [`Plan`].
 pub(super) struct Member {
@@ -29,7 +33,7 @@ pub(super) struct Member {
 impl Scheduler {
     /// The next batch: of replies, or of embeddings.
     pub(super) fn plan(&mut self, embeddings: bool) -> Plan {
-        let mut plan = Plan::default();
+        let mut plan = Plan { batch: Batch::default(), argmax: true, members: Vec::new() };
         let mut room = self.n_batch;
         let mut failed = Vec::new();
         for decoding in [true, false] {
@@ -75,17 +79,14 @@ impl Scheduler {
     /// Runs a batch of replies, chooses their tokens and ends those that are complete.
     pub(super) fn run(&mut self, plan: &Plan) {
         self.stats.steps += 1;
-        if let Err(e) = self.executor.forward(&plan.batch, &mut self.output) {
-            return self.fail(plan, &e.to_string());
-        }
-        let n_vocab = self.n_vocab as usize;
-        if self.output.len() != plan.batch.outputs.len() * n_vocab {
-            return self.fail(plan, "the model returned logits of the wrong shape");
-        }
+        let chosen = match self.compute(plan) {
+            Ok(chosen) => chosen,
+            Err(why) => return self.fail(plan, &why),
+        };
         for member in &plan.members {
             self.advance(member);
         }
-        for (id, result) in self.sample(plan) {
+        for (id, result) in chosen {
             let Some(i) = self.running.iter().position(|s| s.id == id) else { continue };
             let reason = match result {
                 Ok(token) => {
@@ -100,8 +101,29 @@ impl Scheduler {
         }
     }
 
+    /// Runs the model and chooses a token for every output, on the device if it can and no request needs more.
+    fn compute(&mut self, plan: &Plan) -> Result<Vec<Chosen>, String> {
+        let n_outputs = plan.batch.outputs.len();
+        if plan.argmax
+            && let Some(done) = self.executor.forward_argmax(&plan.batch, self.n_tokens, &mut self.chosen)
+        {
+            done.map_err(|e| e.to_string())?;
+            if self.chosen.len() != n_outputs {
+                return Err("the model returned too few or too many tokens".to_owned());
+            }
+            let ids = plan.members.iter().filter(|m| m.output).map(|m| m.id);
+            let token = |&id| if id < self.n_tokens { Ok(SampledToken::bare(id)) } else { Err(SampleError::Broken) };
+            return Ok(ids.zip(self.chosen.iter().map(token)).collect());
+        }
+        self.executor.forward(&plan.batch, &mut self.output).map_err(|e| e.to_string())?;
+        if self.output.len() != n_outputs * self.n_vocab as usize {
+            return Err("the model returned logits of the wrong shape".to_owned());
+        }
+        Ok(self.sample(plan))
+    }
+
     /// Chooses the next token of every sequence with logits, in parallel: each has its own sampler.
-    fn sample(&mut self, plan: &Plan) -> Vec<(RequestId, Result<SampledToken, SampleError>)> {
+    fn sample(&mut self, plan: &Plan) -> Vec<Chosen> {
         let ids = plan.members.iter().filter(|m| m.output).map(|m| m.id);
         let mut rows: HashMap<_, _> = ids.zip(self.output.chunks_exact_mut(self.n_vocab as usize)).collect();
         let work = self.running.iter_mut().filter_map(|s| Some((rows.remove(&s.id)?, s)));
@@ -192,6 +214,7 @@ impl Plan {
         self.batch.spans.push(Span { slot: sequence.held.slot, start, rows, pages });
         let output = !sequence.wants_embedding() && rows == sequence.pending();
         if output {
+            self.argmax &= sequence.takes_argmax();
             self.batch.outputs.push(self.batch.tokens.len() as u32 - 1);
         }
         self.members.push(Member { id: sequence.id, rows, output });
