@@ -1,6 +1,7 @@
 //! The engine over a model without weights: scheduling, memory, cancellation, prefix reuse.
 
 mod model;
+mod random;
 mod text;
 
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ fn config(recurrent: bool) -> Config {
 }
 
 /// Sizes of an engine under test.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Sizes {
     recurrent: bool,
     n_ctx: u32,

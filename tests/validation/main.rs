@@ -2,7 +2,6 @@
 
 #![deny(unsafe_code)]
 
-mod cli;
 mod config;
 mod dequant;
 mod driver;
