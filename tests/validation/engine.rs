@@ -1,6 +1,7 @@
 //! The engine over a model without weights: scheduling, memory, cancellation, prefix reuse.
 
 mod model;
+mod random;
 mod text;
 
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ fn config(recurrent: bool) -> Config {
 }
 
 /// Sizes of an engine under test.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Sizes {
     recurrent: bool,
     n_ctx: u32,
@@ -156,6 +157,26 @@ fn concurrent_replies_equal_solo_replies() {
             assert_released(&engine);
         }
     }
+}
+
+#[test]
+fn tokens_chosen_on_the_device_are_the_same_tokens() {
+    let script = Script { argmax: true, nan_after: Some(202), ..Script::default() };
+    let (mut engine, log) = engine(SIZES, script);
+    let mut replies = HashMap::new();
+    let greedy = engine.submit(request(prompt(30, 0), 20)).expect("a good request");
+    let broken = engine.submit(request(vec![1, 202], 5)).expect("a good request");
+    (0..10).for_each(|_| collect(engine.step(), &mut replies));
+    let on_device = log.lock().expect("the log").argmaxes;
+    assert_eq!(on_device, 10);
+    // A neighbour that wants more than the largest logit: then all get logits.
+    let picky = Request { logprobs: Some(2), ..request(prompt(40, 1), 4) };
+    let picky = engine.submit(picky).expect("a good request");
+    drain(&mut engine, &mut replies);
+    assert_eq!(log.lock().expect("the log").argmaxes, 20 - 4);
+    assert_eq!(replies[&greedy].ids, solo(SIZES, &prompt(30, 0), 20));
+    assert_eq!(replies[&picky].ids, solo(SIZES, &prompt(40, 1), 4));
+    assert!(matches!(replies[&broken].reason, Some(FinishReason::Error(_))));
 }
 
 #[test]

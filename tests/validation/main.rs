@@ -3,7 +3,6 @@
 // Denied, not forbidden: a test of launching itself launches, and says so with an `expect`.
 #![deny(unsafe_code)]
 
-mod cli;
 mod config;
 mod dequant;
 mod driver;

@@ -102,7 +102,7 @@ impl Distance {
         let norm = squares(&mut reference.iter().map(|b| f64::from(*b)));
         let relative = (difference / norm.max(f64::MIN_POSITIVE)).sqrt();
         // A NaN is the worst of all.
-        if !(relative <= self.worst_relative_l2) || self.positions == 0 {
+        if relative.is_nan() || relative > self.worst_relative_l2 {
             (self.worst_relative_l2, self.worst_position) = (relative, self.positions);
         }
         self.mean_kl += kl(a, reference);

@@ -69,6 +69,13 @@ pub struct SampledToken {
     pub top: Vec<(u32, f32)>,
 }
 
+impl SampledToken {
+    /// A token nothing is known about.
+    pub(super) fn bare(id: u32) -> Self {
+        Self { id, logprob: f32::NAN, top: Vec::new() }
+    }
+}
+
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FinishReason {

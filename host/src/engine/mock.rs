@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use super::sampler::argmax;
 use crate::backend::{Batch, Error, PAGE_TOKENS, Result, Span};
 use crate::model::config::Config;
-use crate::model::session::{Executor, Limits};
+use crate::model::session::{Executor, Limits, NO_TOKEN};
 
 /// A model without weights.
 pub struct Mock {
@@ -32,6 +33,8 @@ pub struct Script {
     pub fail_on: Option<u32>,
     /// The logits after this token are NaN.
     pub nan_after: Option<u32>,
+    /// The mock can choose the most probable token itself.
+    pub argmax: bool,
     /// This token is never drawn from the hash (an end-of-generation token).
     pub never: Option<u32>,
 }
@@ -43,6 +46,8 @@ pub struct Log {
     pub batches: Vec<Vec<u32>>,
     /// State copies.
     pub copies: usize,
+    /// Batches whose tokens the mock chose itself.
+    pub argmaxes: usize,
 }
 
 impl Mock {
@@ -162,6 +167,22 @@ impl Executor for Mock {
         })?;
         logits.append(&mut out);
         Ok(())
+    }
+
+    fn forward_argmax(&mut self, batch: &Batch, n_tokens: u32, ids: &mut Vec<u32>) -> Option<Result> {
+        if !self.script.argmax {
+            return None;
+        }
+        let mut logits = Vec::new();
+        let done = self.forward(batch, &mut logits);
+        self.log.lock().expect("no test holds the log over a panic").argmaxes += 1;
+        let row = |row: &[f32]| match row.iter().any(|l| l.is_nan()) {
+            true => NO_TOKEN,
+            false => argmax(&row[..n_tokens as usize]).unwrap_or(NO_TOKEN),
+        };
+        ids.clear();
+        ids.extend(logits.chunks_exact(self.config.n_vocab).map(row));
+        Some(done)
     }
 
     /// The hidden state of a token is its id, in all dimensions.

@@ -6,7 +6,7 @@
 //!
 //! - [`scheduler`]: the queue, admission, what goes into a batch.
 //! - [`pager`]: KV pages; [`prefix`]: pages kept for requests that begin alike.
-//! - [`sequence`]: one running request; [`sampler`]: its next token; [`stop`]: where its text ends.
+//! - `sequence`: one running request; [`sampler`]: its next token; [`stop`]: where its text ends.
 //! - [`plan`]: what memory it takes.
 //! - [`mock`]: a model without weights, for tests of everything above it.
 

@@ -33,6 +33,9 @@ pub enum SampleError {
         /// Its logit.
         value: f32,
     },
+    /// The same, found on the device.
+    #[error("the model's output is broken")]
+    Broken,
     /// Mask and biases together forbid everything.
     #[error("no token is allowed by the mask and the biases")]
     NothingAllowed,
@@ -83,6 +86,15 @@ impl Sampler {
         Ok(Self { params, seed, drawn: 0, logprobs, n_tokens, seen, counts: HashMap::new(), candidates: Vec::new() })
     }
 
+    /// Whether the next token is simply the one with the largest logit, and nothing else is asked about it.
+    pub fn is_argmax(&self) -> bool {
+        let p = &self.params;
+        p.temperature == 0.0
+            && self.logprobs.is_none()
+            && p.logit_bias.is_empty()
+            && (p.repeat_penalty, p.frequency_penalty, p.presence_penalty) == (1.0, 0.0, 0.0)
+    }
+
     /// Chooses the next token. `logits`, `[n_vocab]`, is used up.
     ///
     /// # Errors
@@ -107,7 +119,7 @@ impl Sampler {
         self.note(id);
         Ok(match model {
             Some(model) => SampledToken { id, logprob: model.of(id), top: model.top },
-            None => SampledToken { id, logprob: f32::NAN, top: Vec::new() },
+            None => SampledToken::bare(id),
         })
     }
 

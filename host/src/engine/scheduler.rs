@@ -8,20 +8,20 @@
 //! **A step** is one batch: a row for every decoding sequence, then prompt rows in order of arrival until the batch is
 //! full. A long prompt so delays running replies by one batch at a time, never by its whole length.
 
+mod step;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::error::EngineError;
-use super::event::{Event, FinishReason, SampledToken, Stats, StopCause};
+use super::event::{Event, FinishReason, Stats};
 use super::options::EngineOptions;
 use super::pager::Pager;
 use super::prefix::{Found, PrefixCache, ROOT};
 use super::request::{Request, RequestId, SubmitError};
-use super::sampler::{SampleError, Sampler};
+use super::sampler::Sampler;
 use super::sequence::{Goal, Reply, ReplyText, Sequence};
-use crate::backend::{Batch, PAGE_TOKENS, Span};
+use crate::backend::PAGE_TOKENS;
 use crate::model::session::Executor;
 use crate::tokenizer::Tokenizer;
 
@@ -30,6 +30,8 @@ pub struct Scheduler {
     executor: Box<dyn Executor>,
     tokenizer: Option<Arc<Tokenizer>>,
     n_vocab: u32,
+    /// Ids from here on pad the head and are never chosen.
+    n_tokens: u32,
     n_ctx: u32,
     n_batch: u32,
     n_queue: usize,
@@ -46,21 +48,8 @@ pub struct Scheduler {
     stats: Stats,
     /// Output of the last step: logits `[outputs, n_vocab]`, or hidden states.
     output: Vec<f32>,
-}
-
-/// A batch and whose rows it has.
-#[derive(Default)]
-struct Plan {
-    batch: Batch,
-    members: Vec<Member>,
-}
-
-/// A sequence's part of a [`Plan`].
-struct Member {
-    id: RequestId,
-    rows: u32,
-    /// Whether its last row has logits.
-    output: bool,
+    /// Tokens that the device chose in the last step.
+    chosen: Vec<u32>,
 }
 
 impl Scheduler {
@@ -76,6 +65,7 @@ impl Scheduler {
         let limits = executor.limits();
         let config = executor.config();
         let (n_vocab, recurrent) = (config.n_vocab as u32, config.state_elems_per_sequence() > 0);
+        let n_tokens = tokenizer.as_ref().map_or(n_vocab, |t| t.n_vocab().min(n_vocab));
         // Every decoding sequence has a row and an output in every batch.
         let n_slots = options.n_slots.min(limits.n_slots).min(limits.n_batch).min(limits.n_outputs);
         let n_batch = options.n_batch.min(limits.n_batch);
@@ -93,6 +83,7 @@ impl Scheduler {
             executor,
             tokenizer,
             n_vocab,
+            n_tokens,
             n_ctx,
             n_batch,
             n_queue: options.n_queue,
@@ -106,6 +97,7 @@ impl Scheduler {
             next_id: 0,
             stats,
             output: Vec::new(),
+            chosen: Vec::new(),
         })
     }
 
@@ -115,8 +107,7 @@ impl Scheduler {
     /// The request cannot run.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         self.check(&request.prompt)?;
-        let n_tokens = self.tokenizer.as_ref().map_or(self.n_vocab as usize, |t| t.n_vocab() as usize);
-        let sampler = Sampler::new(request.sampling, &request.prompt, n_tokens, request.logprobs)?;
+        let sampler = Sampler::new(request.sampling, &request.prompt, self.n_tokens as usize, request.logprobs)?;
         let room = self.n_ctx - request.prompt.len() as u32;
         let max_tokens = request.max_tokens.unwrap_or(u32::MAX).min(room);
         let stream = self.tokenizer.as_ref().map(|t| if request.special { t.stream_special() } else { t.stream() });
@@ -276,178 +267,7 @@ impl Scheduler {
         }
     }
 
-    // --- a step ------------------------------------------------------------------------------------
-
-    /// The next batch: of replies, or of embeddings.
-    fn plan(&mut self, embeddings: bool) -> Plan {
-        let mut plan = Plan::default();
-        let mut room = self.n_batch;
-        let mut failed = Vec::new();
-        for decoding in [true, false] {
-            for i in 0..self.running.len() {
-                let sequence = &self.running[i];
-                if sequence.is_decoding() != decoding || sequence.wants_embedding() != embeddings {
-                    continue;
-                }
-                let rows = sequence.next_rows(room);
-                if rows == 0 {
-                    continue;
-                }
-                if !self.grow(i, rows) {
-                    failed.push(self.running[i].id);
-                    continue;
-                }
-                plan.add(&self.running[i], rows);
-                room -= rows;
-            }
-        }
-        for id in failed {
-            self.finish(id, FinishReason::Error("no KV page is left".into()));
-        }
-        plan
-    }
-
-    /// Gives a sequence the pages for `rows` more positions. They were reserved, so there are enough.
-    fn grow(&mut self, i: usize, rows: u32) -> bool {
-        let needed = (self.running[i].computed + rows).div_ceil(PAGE_TOKENS) as usize;
-        let held = &mut self.running[i].held;
-        while held.pages.len() < needed {
-            let page = self.pager.take().or_else(|| {
-                let prefix = self.prefix.as_mut()?;
-                prefix.evict(&mut self.pager).then(|| self.pager.take()).flatten()
-            });
-            let Some(page) = page else { return false };
-            held.pages.push(page);
-            held.reserved = held.reserved.saturating_sub(1);
-        }
-        true
-    }
-
-    /// Runs a batch of replies, chooses their tokens and ends those that are complete.
-    fn run(&mut self, plan: &Plan) {
-        self.stats.steps += 1;
-        if let Err(e) = self.executor.forward(&plan.batch, &mut self.output) {
-            return self.fail(plan, &e.to_string());
-        }
-        let n_vocab = self.n_vocab as usize;
-        if self.output.len() != plan.batch.outputs.len() * n_vocab {
-            return self.fail(plan, "the model returned logits of the wrong shape");
-        }
-        for member in &plan.members {
-            self.advance(member);
-        }
-        for (id, result) in self.sample(plan) {
-            let Some(i) = self.running.iter().position(|s| s.id == id) else { continue };
-            let reason = match result {
-                Ok(token) => {
-                    self.stats.generated_tokens += 1;
-                    self.running[i].accept(token, &mut self.events)
-                }
-                Err(e) => Some(FinishReason::Error(e.to_string())),
-            };
-            if let Some(reason) = reason {
-                self.finish(id, reason);
-            }
-        }
-    }
-
-    /// Chooses the next token of every sequence with logits, in parallel: each has its own sampler.
-    fn sample(&mut self, plan: &Plan) -> Vec<(RequestId, Result<SampledToken, SampleError>)> {
-        // Members and running sequences are not in the same order; every sequence is sought once.
-        let mut by_id: Vec<_> = self.running.iter_mut().collect();
-        by_id.sort_unstable_by_key(|s| s.id);
-        let mut wanted: Vec<_> = plan.members.iter().filter(|m| m.output).map(|m| m.id).zip(0..).collect();
-        wanted.sort_unstable();
-        let mut rows: Vec<_> = self.output.chunks_exact_mut(self.n_vocab as usize).map(Some).collect();
-        let mut work: Vec<(usize, &mut Sequence, &mut [f32])> = Vec::with_capacity(wanted.len());
-        let mut sequences = by_id.into_iter();
-        for (id, row) in wanted {
-            let sequence = sequences.find(|s| s.id == id);
-            let logits = rows.get_mut(row).and_then(Option::take);
-            if let (Some(sequence), Some(logits)) = (sequence, logits) {
-                work.push((row, sequence, logits));
-            }
-        }
-        let mut results: Vec<_> =
-            work.into_par_iter().map(|(row, s, logits)| (row, (s.id, s.sample(logits)))).collect();
-        results.sort_unstable_by_key(|r| r.0);
-        results.into_iter().map(|r| r.1).collect()
-    }
-
-    /// Runs a batch of prompts whose hidden states are wanted.
-    fn run_hidden(&mut self, plan: &Plan) {
-        self.stats.steps += 1;
-        if let Err(e) = self.executor.hidden(&plan.batch, &mut self.output) {
-            return self.fail(plan, &e.to_string());
-        }
-        let n_embd = self.output.len() / plan.batch.tokens.len();
-        let mut rows = self.output.chunks_exact(n_embd.max(1));
-        let mut done = Vec::new();
-        for member in &plan.members {
-            let Some(sequence) = self.running.iter_mut().find(|s| s.id == member.id) else { continue };
-            sequence.computed += member.rows;
-            self.stats.prompt_tokens += u64::from(member.rows);
-            let Goal::Embedding(sum) = &mut sequence.goal else { continue };
-            sum.resize(n_embd, 0.0);
-            for row in rows.by_ref().take(member.rows as usize) {
-                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
-            }
-            if sequence.computed == sequence.n_prompt {
-                let n = f64::from(sequence.n_prompt);
-                let embedding = sum.iter().map(|sum| (sum / n) as f32).collect();
-                self.events.push(Event::Embedding { id: member.id, embedding });
-                done.push(member.id);
-            }
-        }
-        for id in done {
-            self.finish(id, FinishReason::Stop(StopCause::NoReply));
-        }
-    }
-
-    /// Notes that a sequence's rows are computed, and keeps what others may use of them.
-    fn advance(&mut self, member: &Member) {
-        let Some(sequence) = self.running.iter_mut().find(|s| s.id == member.id) else { return };
-        if !sequence.is_decoding() {
-            self.stats.prompt_tokens += u64::from(member.rows);
-        }
-        sequence.computed += member.rows;
-        let Some(prefix) = &mut self.prefix else { return };
-        let held = &mut sequence.held;
-        let Some(mut node) = held.node else { return };
-        while (held.n_entered + 1) * PAGE_TOKENS <= sequence.computed {
-            let i = held.n_entered as usize;
-            let tokens = &sequence.tokens[i * PAGE_TOKENS as usize..][..PAGE_TOKENS as usize];
-            (node, held.pages[i]) = prefix.insert(node, tokens, held.pages[i], &mut self.pager);
-            held.n_entered += 1;
-        }
-        held.node = Some(node);
-
-        let at_border = self.recurrent && sequence.computed == held.n_entered * PAGE_TOKENS;
-        let in_prompt = held.checkpoints.contains(&sequence.computed);
-        let in_reply = sequence.computed >= sequence.n_prompt;
-        if !at_border || !(in_prompt || in_reply) {
-            return;
-        }
-        let moved_from = if in_prompt { None } else { held.reply_checkpoint };
-        if let Some(checkpoint) = prefix.checkpoint(node, moved_from) {
-            if !in_prompt {
-                held.reply_checkpoint = Some(node);
-            }
-            if let Err(e) = self.executor.copy_state(held.slot, checkpoint) {
-                tracing::warn!("a checkpoint could not be kept: {e}");
-                prefix.drop_checkpoint(node);
-            }
-        }
-    }
-
     // --- the end -----------------------------------------------------------------------------------
-
-    fn fail(&mut self, plan: &Plan, why: &str) {
-        tracing::error!("a step of {} sequences failed: {why}", plan.members.len());
-        for member in &plan.members {
-            self.finish(member.id, FinishReason::Error(why.to_owned()));
-        }
-    }
 
     /// Ends a running request and frees what it holds.
     fn finish(&mut self, id: RequestId, reason: FinishReason) {
@@ -467,20 +287,5 @@ impl Scheduler {
             FinishReason::Stop(_) | FinishReason::Length => {}
         }
         self.events.push(sequence.finished(reason));
-    }
-}
-
-impl Plan {
-    fn add(&mut self, sequence: &Sequence, rows: u32) {
-        let start = sequence.computed;
-        let end = start + rows;
-        self.batch.tokens.extend_from_slice(&sequence.tokens[start as usize..end as usize]);
-        let pages = sequence.held.pages[..end.div_ceil(PAGE_TOKENS) as usize].to_vec();
-        self.batch.spans.push(Span { slot: sequence.held.slot, start, rows, pages });
-        let output = !sequence.wants_embedding() && rows == sequence.pending();
-        if output {
-            self.batch.outputs.push(self.batch.tokens.len() as u32 - 1);
-        }
-        self.members.push(Member { id: sequence.id, rows, output });
     }
 }

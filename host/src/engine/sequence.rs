@@ -118,6 +118,11 @@ impl Sequence {
         self.clock.started = Some(Instant::now());
     }
 
+    /// Whether the token with the largest logit is all that the next step has to give.
+    pub(super) fn takes_argmax(&self) -> bool {
+        matches!(&self.goal, Goal::Reply(reply) if reply.mask.is_none() && reply.sampler.is_argmax())
+    }
+
     /// Chooses the next token from `logits`, `[n_vocab]`.
     pub(super) fn sample(&mut self, logits: &mut [f32]) -> Result<SampledToken, SampleError> {
         let Goal::Reply(reply) = &mut self.goal else { return Err(SampleError::NothingAllowed) };

@@ -19,6 +19,9 @@ pub struct Limits {
     pub n_outputs: u32,
 }
 
+/// Stands for the most probable token of a row that has none.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// A loaded model on some device.
 pub trait Executor: Send {
     /// The model's shape.
@@ -30,6 +33,16 @@ pub trait Executor: Send {
     /// # Errors
     /// If the batch is not valid, which changes nothing; or if the device fails.
     fn forward(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result;
+    /// Runs a batch and writes, for each of its outputs, the id below `n_tokens` with the largest logit, the lowest
+    /// on a tie, or [`NO_TOKEN`] where a logit is not a number. `None`, with nothing done: the device has no quicker
+    /// way to do this than to hand out the logits.
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    fn forward_argmax(&mut self, batch: &Batch, n_tokens: u32, ids: &mut Vec<u32>) -> Option<Result> {
+        let _ = (batch, n_tokens, ids);
+        None
+    }
     /// Runs a batch and writes the normed hidden states of all its rows, `[M, n_embd]`.
     ///
     /// # Errors
