@@ -12,6 +12,7 @@ mod engine;
 mod gguf;
 mod kernels;
 mod logits;
+mod ops;
 mod ptx;
 mod template;
 mod tidy;

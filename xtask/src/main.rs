@@ -6,6 +6,7 @@ mod demo;
 mod dist;
 mod ptx;
 mod setup;
+mod synth;
 mod test;
 mod tidy;
 mod workspace;
@@ -35,6 +36,8 @@ enum Command {
     Ptx(ptx::Args),
     /// Pack binaries, PTX and small models for a machine with a GPU and without Rust.
     Dist(dist::Args),
+    /// Write a random-weight model with the exact layout of a supported architecture.
+    Synth(synth::SynthArgs),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
         Command::Dist(args) => dist::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
