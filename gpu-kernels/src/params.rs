@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::blocks::GgmlType;
-use crate::layout::MAX_PLANES;
+use crate::layout::{MAX_PLANES, block_chunks};
 
 /// Lanes of a warp.
 pub const WARP: u32 = 32;
@@ -28,7 +28,28 @@ pub const READ_SWEEP_BLOCK: u32 = 256;
 /// 16-byte loads of each of its lanes.
 pub const READ_SWEEP_LOADS: u32 = 8;
 
-/// How a matvec kernel is unrolled for a weight type.
+/// What a matvec kernel multiplies weights with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// f32.
+    Plain,
+    /// 8-bit integers with scales.
+    Q8,
+    /// The same, four tokens at a time.
+    Q8x4,
+}
+
+impl Activations {
+    /// Tokens of one block.
+    pub const fn tokens(self) -> u32 {
+        match self {
+            Activations::Plain | Activations::Q8 => 1,
+            Activations::Q8x4 => 4,
+        }
+    }
+}
+
+/// How a matvec kernel is unrolled: `rows·steps` 16-byte loads in flight a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatvecShape {
     /// Rows that one group of lanes computes together, reading the activations once for all of them.
@@ -37,30 +58,37 @@ pub struct MatvecShape {
     pub steps: u32,
 }
 
-/// The unrolling for a type: `rows·steps` 16-byte loads in flight a lane, at least four.
-///
-/// At 2048 columns a lane has four chunks of a Q8_0 row and two of a 4-bit one, so the 4-bit types take
-/// two rows at a time.
-pub const fn matvec_shape(ty: GgmlType) -> MatvecShape {
-    match ty {
-        GgmlType::Q8_0 | GgmlType::F16 | GgmlType::Bf16 | GgmlType::F32 => MatvecShape { rows: 1, steps: 4 },
-        _ => MatvecShape { rows: 2, steps: 2 },
+impl MatvecShape {
+    /// The unrolling for a weight type.
+    ///
+    /// At 2048 columns a lane has four chunks of a Q8_0 row and two of a 4-bit one. A 4-bit chunk needs
+    /// twice the activations for the same bytes and more arithmetic, so those types share activations
+    /// between rows; unpacked to floats they take too many registers for more than two. With four tokens
+    /// the sums and unpacked weights take their place.
+    pub const fn new(ty: GgmlType, x: Activations) -> Self {
+        match (ty, x) {
+            (GgmlType::Q8_0, Activations::Q8x4) => Self { rows: 2, steps: 2 },
+            (GgmlType::Q8_0 | GgmlType::F16 | GgmlType::Bf16 | GgmlType::F32, _) => Self { rows: 1, steps: 4 },
+            (_, Activations::Plain | Activations::Q8x4) => Self { rows: 2, steps: 1 },
+            (GgmlType::Q4K, Activations::Q8) => Self { rows: 4, steps: 2 },
+            (_, Activations::Q8) => Self { rows: 4, steps: 1 },
+        }
     }
-}
 
-/// `log2` of the lanes that share a row of `chunks` chunks: the whole warp from 32 chunks on, fewer for
-/// shorter rows, so that their lanes are not idle.
-pub const fn matvec_lanes_log2(chunks: u32) -> u32 {
-    match chunks {
-        0 | 1 => 0,
-        2..=31 => (chunks - 1).ilog2() + 1,
-        _ => 5,
+    /// `log2` of the lanes that share a row of `chunks` chunks: the whole warp where the row fills it,
+    /// fewer for shorter rows, so that lanes are not idle; never less than a block's chunks, see
+    /// [`Format`](crate::kernels::format::Format).
+    pub const fn lanes_log2(self, ty: GgmlType, chunks: u32) -> u32 {
+        let lanes = chunks.div_ceil(self.steps);
+        let block = block_chunks(ty);
+        let lanes = if lanes < block { block } else { lanes };
+        if lanes >= WARP { WARP.ilog2() } else { lanes.next_power_of_two().ilog2() }
     }
-}
 
-/// Rows that one block computes.
-pub const fn matvec_rows_per_block(ty: GgmlType, chunks: u32) -> u32 {
-    (MATVEC_BLOCK >> matvec_lanes_log2(chunks)) * matvec_shape(ty).rows
+    /// Rows that one block computes.
+    pub const fn rows_per_block(self, ty: GgmlType, chunks: u32) -> u32 {
+        (MATVEC_BLOCK >> self.lanes_log2(ty, chunks)) * self.rows
+    }
 }
 
 /// `y += w·x` instead of `y = w·x`.
@@ -79,7 +107,7 @@ pub struct MatvecParams {
     pub rows: u32,
     /// 16-byte chunks in a row.
     pub chunks: u32,
-    /// [`matvec_lanes_log2`] of `chunks`.
+    /// [`MatvecShape::lanes_log2`] of the type and `chunks`.
     pub lanes_log2: u32,
     /// Experts in the tensor; larger ids are read as the last.
     pub n_expert: u32,
@@ -89,6 +117,10 @@ pub struct MatvecParams {
     pub y_stride: u32,
     /// Elements from one token's expert ids to the next token's.
     pub ids_stride: u32,
+    /// Routes of a token; 1 for a dense product.
+    pub n_used: u32,
+    /// Routes of all tokens.
+    pub routes: u32,
     /// `MATVEC_*` bits.
     pub flags: u32,
 }

@@ -185,7 +185,7 @@ pub trait Backend: Sized + Send {
     /// KV pages and recurrent state of all layers.
     type Cache: Send;
     /// A batch's metadata where the operations read it.
-    type Batch: Send;
+    type Batch: Send + Sync;
 
     // --- storage -----------------------------------------------------------------------------------
 
@@ -209,6 +209,13 @@ pub trait Backend: Sized + Send {
     /// Runs the operations of one step, which `step` calls. A backend may bring its threads together around it.
     fn run<R: Send>(&mut self, step: impl FnOnce(&mut Self) -> R + Send) -> R {
         step(self)
+    }
+
+    /// As [`Backend::run`], for a step that is the same operations on the same tensors for every batch of one
+    /// shape: a backend may record it and play the record back from then on.
+    fn run_recorded(&mut self, batch: &Self::Batch, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
+        let _ = batch;
+        self.run(step)
     }
 
     // --- dense operations --------------------------------------------------------------------------

@@ -133,6 +133,38 @@ fn logits_are_those_of_the_golden_file() {
     assert!((difference / norm).sqrt() < 1e-4, "relative error {}", (difference / norm).sqrt());
 }
 
+#[test]
+fn compare_measures_the_distance_to_a_golden_file() {
+    let file = golden("logits/qwen35moe-tiny.logits.f32");
+    let model = golden("logits/qwen35moe-tiny.gguf");
+    let manifest = json(&fs::read_to_string(golden("logits/manifest.json")).expect("the manifest"));
+    let prompt = manifest["qwen35moe"]["prompt"].to_string();
+    let (model, prompt) = (model.to_str().expect("UTF-8"), prompt.trim_matches(['[', ']']).to_owned());
+    // The file goes on after the prompt.
+    let folder = tempfile::tempdir().expect("a folder");
+    let head = folder.path().join("head.f32");
+    let n_bytes = prompt.split(',').count() * 512 * 4;
+    fs::write(&head, &fs::read(file).expect("the logits")[..n_bytes]).expect("the file is written");
+    let head = head.to_str().expect("UTF-8");
+    let out = json(&ok(&["compare", "-m", model, "--ids", &prompt, "--device", "cpu", "--file", head]));
+    assert!(out["worst_relative_l2"].as_f64().is_some_and(|x| x < 1e-4), "{out}");
+    assert_eq!((&out["positions"], &out["top1_agreement"]), (&40.into(), &1.0.into()));
+    let itself = json(&ok(&["compare", "-m", model, "--ids", &prompt, "--device", "cpu", "--batch", "7"]));
+    assert!(itself["mean_kl"].as_f64().is_some_and(|x| x.abs() < 1e-9), "{itself}");
+    assert!(fails(&["compare", "--ids", "1,2", "--file", head], 2).contains("logits"));
+}
+
+#[test]
+fn bench_reports_both_speeds() {
+    let args = ["bench", "-p", "40", "-n", "8", "--slots", "2", "-r", "2", "--device", "cpu", "--format", "json"];
+    let out = json(&ok(&args));
+    let runs = out["runs"].as_array().expect("a list");
+    assert_eq!(runs.len(), 2);
+    for key in ["prefill_tok_s", "decode_tok_s"] {
+        assert!(runs[1][key].as_f64().is_some_and(|x| x > 0.0), "{out}");
+    }
+}
+
 fn floats(path: &Path) -> Vec<f32> {
     let bytes = fs::read(path).expect("the file");
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
@@ -217,4 +249,49 @@ fn the_default_model_is_found_from_anywhere() {
         host(&["run", "-p", GENESIS, "-n", "2"]).current_dir(folder.path()).output().expect("the program starts");
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && stdout.starts_with(" God"), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A template that a base model can follow, in a folder that lives as long as the test.
+fn template(folder: &tempfile::TempDir) -> String {
+    let path = folder.path().join("template.jinja");
+    let text = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    fs::write(&path, text).expect("the file is written");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn chat_puts_the_prompt_into_the_template() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = template(&folder);
+    let args = ["run", "--chat", "--chat-template", &template, "--system", "Be brief.", "-p", "Hi", "-n", "3"];
+    let chat = json(&ok(&[&args[..], &["--format", "json"]].concat()));
+    let ids = json(&ok(&["tokenize", "system: Be brief.\nuser: Hi\nassistant:"]));
+    assert_eq!(chat["prompt_ids"], ids);
+    assert!(fails(&["run", "--chat", "-p", "Hi", "--chat-template", "no/such.jinja"], 1).contains("no/such.jinja"));
+    assert!(fails(&["run", "-p", "Hi", "--system", "x"], 2).contains("--chat"));
+}
+
+#[test]
+fn a_conversation_is_remembered_until_it_is_cleared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = template(&folder);
+    let talk = |input: &str| {
+        let mut child = host(&["chat", "--chat-template", &template, "-n", "12"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("it is read");
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let once = talk("In the beginning\n");
+    let twice = talk("In the beginning\nAnd then\n");
+    let cleared = talk("In the beginning\n/clear\n\nIn the beginning\n/exit\nnever read\n");
+    assert!(!once.trim().is_empty());
+    assert!(twice.starts_with(&once) && twice.len() > once.len(), "{twice:?}");
+    assert_eq!(cleared, format!("{once}{once}"));
+    assert_ne!(twice, format!("{once}{}", talk("And then\n")), "the first turn matters to the second");
 }

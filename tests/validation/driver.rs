@@ -371,13 +371,13 @@ fn staged_uploads_arrive_whole_and_in_place() {
         let from: Vec<u8> = (0..bytes).map(|i| (i * 7 + 3) as u8).collect();
         let to = device.alloc_from(&vec![0xeeu8; bytes + 2]).expect("memory");
         let mut staging = Staging::new(&device, chunk, n_chunks).expect("pinned memory");
-        staging.upload(to.part(1..=bytes).expect("the middle"), &from).expect("an upload");
-        staging.finish().expect("the end");
+        staging.upload(&device, to.part(1..=bytes).expect("the middle"), &from).expect("an upload");
+        staging.finish(&device).expect("the end");
         let mut expected = vec![0xee];
         expected.extend(&from);
         expected.push(0xee);
         assert_eq!(device.download_vec(to.slice()).expect("the bytes"), expected, "{bytes} bytes by {chunk}");
-        assert!(staging.upload(to.slice(), &from).is_err(), "lengths differ");
+        assert!(staging.upload(&device, to.slice(), &from).is_err(), "lengths differ");
     }
 }
 

@@ -135,7 +135,10 @@ fn a_missing_barrier_is_reported_in_every_order() {
         for order in ORDERS {
             let fault = run_reverse(&Device::with_order(order), n, 0, n * 4).expect_err("no barrier");
             // Whoever comes first sees a byte that nobody wrote; later ones a race.
-            assert!(matches!(fault.what, What::Race { .. } | What::Uninitialised { space: Space::Shared, .. }), "{fault}");
+            assert!(
+                matches!(fault.what, What::Race { .. } | What::Uninitialised { space: Space::Shared, .. }),
+                "{fault}"
+            );
         }
     }
 }
@@ -181,7 +184,10 @@ fn sync_warp_orders_a_warp_but_not_a_block() {
 #[test]
 fn shared_memory_has_an_end() {
     let fault = fault_in_every_order(|device| run_reverse(device, 64, 1, 252).map(drop));
-    assert!(matches!(fault.what, What::OutOfBounds { space: Space::Shared, access: Access::Write, address: 252, .. }), "{fault}");
+    assert!(
+        matches!(fault.what, What::OutOfBounds { space: Space::Shared, access: Access::Write, address: 252, .. }),
+        "{fault}"
+    );
 }
 
 /// Counts in shared memory, which nobody sets to zero unless `clear` says so.
@@ -498,7 +504,8 @@ fn mma_f16_is_a_matrix_product() {
 // A kernel of ours
 
 /// Sizes that break tiles, and the reference model's.
-const RMS_NORM_SHAPES: [(u32, u32); 8] = [(1, 4), (3, 124), (2, 128), (5, 132), (3, 1020), (2, 1028), (7, 2048), (32, 256)];
+const RMS_NORM_SHAPES: [(u32, u32); 8] =
+    [(1, 4), (3, 124), (2, 128), (5, 132), (3, 1020), (2, 1028), (7, 2048), (32, 256)];
 
 #[test]
 fn rms_norm_matches_its_equation() {
@@ -527,7 +534,10 @@ fn rms_norm_matches_its_equation() {
             for (i, (&x, &y)) in x.iter().zip(y).enumerate() {
                 let want = f64::from(x) * scale * f64::from(w[i]);
                 let error = (f64::from(y) - want).abs();
-                assert!(error <= bound * want.abs(), "{rows}×{n}, row {row}, column {i}: {y}, want {want}, bound {bound:e}");
+                assert!(
+                    error <= bound * want.abs(),
+                    "{rows}×{n}, row {row}, column {i}: {y}, want {want}, bound {bound:e}"
+                );
             }
         }
     }

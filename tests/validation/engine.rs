@@ -1,5 +1,6 @@
 //! The engine over a model without weights: scheduling, memory, cancellation, prefix reuse.
 
+mod model;
 mod text;
 
 use std::collections::HashMap;

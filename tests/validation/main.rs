@@ -9,6 +9,7 @@ mod dequant;
 mod driver;
 mod emulator;
 mod engine;
+mod fake_driver;
 mod gguf;
 mod kernels;
 mod logits;

@@ -34,10 +34,10 @@ enum Command {
     Tidy,
     /// Build the kernels to PTX and report what each takes of the GPU.
     Ptx(ptx::Args),
-    /// Pack binaries, PTX and small models for a machine with a GPU and without Rust.
-    Dist(dist::Args),
     /// Write a random-weight model with the exact layout of a supported architecture.
     Synth(synth::SynthArgs),
+    /// Pack binaries, PTX and small models for a machine with a GPU and without Rust.
+    Dist(dist::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,8 +47,8 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
-        Command::Dist(args) => dist::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Dist(args) => dist::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -73,10 +73,15 @@ fn main() -> Result<(), cuda_std::emu::Fault> {
         let args = (w.as_ptr(), x.as_ptr(), y.as_mut_ptr(), k);
         device.launch(dot_rows, Launch::linear(lanes / 256, 256), args)
     })?;
+    let tracked = device.alloc::<f32>(w.len());
+    tracked.write(0, &w.to_vec()[1..]);
+    tracked.write(w.len() - 1, &[1.0]);
+    time("global loads, of which half from memory with tracked bytes", loads, &|| {
+        let args = (tracked.as_ptr(), x.as_ptr(), y.as_mut_ptr(), k);
+        device.launch(dot_rows, Launch::linear(lanes / 256, 256), args)
+    })?;
     time("shared accesses with a barrier each", 2.0 * 256.0 * 1000.0, &|| {
         device.launch(pass_round, Launch::linear(1, 256).shared(1024), (out.as_mut_ptr(), 1000))
     })?;
-    time("shuffles", 5.0 * 8192.0 * 20.0, &|| {
-        device.launch(warp_sums, Launch::linear(32, 256), (out.as_mut_ptr(), 20))
-    })
+    time("shuffles", 5.0 * 8192.0 * 20.0, &|| device.launch(warp_sums, Launch::linear(32, 256), (out.as_mut_ptr(), 20)))
 }

@@ -7,51 +7,34 @@ use crate::warp;
 
 #[cfg(target_arch = "nvptx64")]
 mod imp {
-    use core::arch::asm;
+    //! LLVM's intrinsics rather than inline PTX: they are convergent, that is, no pass may make copies of
+    //! them for different lanes, which would be barriers of their own.
+
+    unsafe extern "C" {
+        #[link_name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"]
+        safe fn barrier_popc(barrier: i32, predicate: bool) -> i32;
+        #[link_name = "llvm.nvvm.barrier.cta.red.and.aligned.all"]
+        safe fn barrier_and(barrier: i32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
+        safe fn barrier_or(barrier: i32, predicate: bool) -> bool;
+    }
 
     #[inline(always)]
     pub(super) fn sync() {
-        // SAFETY: a barrier has no precondition that memory safety depends on; the intrinsic is
-        // convergent and a memory barrier for the compiler.
+        // SAFETY: a barrier has no precondition that memory safety depends on.
         unsafe { core::arch::nvptx::_syncthreads() }
     }
-
-    macro_rules! reduce {
-        ($name:ident, $op:literal) => {
-            #[inline(always)]
-            pub(super) fn $name(predicate: bool) -> bool {
-                let result: u32;
-                // SAFETY: as `sync`. Not `pure`, not `nomem`: memory accesses stay on their side.
-                unsafe {
-                    asm!(
-                        "{{ .reg .pred p; setp.ne.u32 p, {input}, 0;",
-                        concat!("bar.red.", $op, ".pred p, 0, p;"),
-                        "selp.u32 {output}, 1, 0, p; }}",
-                        input = in(reg32) u32::from(predicate),
-                        output = out(reg32) result,
-                        options(nostack),
-                    );
-                }
-                result != 0
-            }
-        };
-    }
-    reduce!(and, "and");
-    reduce!(or, "or");
-
     #[inline(always)]
     pub(super) fn count(predicate: bool) -> u32 {
-        let result: u32;
-        // SAFETY: as `sync`.
-        unsafe {
-            asm!(
-                "{{ .reg .pred p; setp.ne.u32 p, {input}, 0; bar.red.popc.u32 {output}, 0, p; }}",
-                input = in(reg32) u32::from(predicate),
-                output = out(reg32) result,
-                options(nostack),
-            );
-        }
-        result
+        barrier_popc(0, predicate).cast_unsigned()
+    }
+    #[inline(always)]
+    pub(super) fn and(predicate: bool) -> bool {
+        barrier_and(0, predicate)
+    }
+    #[inline(always)]
+    pub(super) fn or(predicate: bool) -> bool {
+        barrier_or(0, predicate)
     }
 }
 

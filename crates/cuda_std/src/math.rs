@@ -151,7 +151,7 @@ pub fn min(a: f32, b: f32) -> f32 {
 
 /// log2 e, and what its f32 lacks.
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
-const LOG2_E_TAIL: f32 = 1.925_963_1e-8;
+const LOG2_E_TAIL: f32 = 1.925_963e-8;
 
 /// `e^x`, relative error about 3e-7 where the result is a normal number; below that it goes to 0.
 ///
@@ -276,9 +276,9 @@ pub fn tanh(x: f32) -> f32 {
     if a < 0.625 {
         let z = x * x;
         let p = fma(
-            fma(fma(fma(-5.704_988_7e-3, z, 2.063_908_9e-2), z, -5.373_971_6e-2), z, 1.333_144_2e-1),
+            fma(fma(fma(-5.704_988_7e-3, z, 2.063_909e-2), z, -5.373_971_6e-2), z, 1.333_144_2e-1),
             z,
-            -3.333_328_2e-1,
+            -3.333_328e-1,
         );
         fma(p * z, x, x)
     } else {

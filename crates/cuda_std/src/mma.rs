@@ -21,7 +21,9 @@ use bytemuck::Pod;
 mod imp {
     use core::arch::asm;
 
-    /// Not `pure`: like any collective it must not move into a branch.
+    /// Not `pure`: like any collective it must not move into a branch. (LLVM's intrinsic would be allowed to,
+    /// it is `memory(none)` and not convergent.) Copies for the two sides of a branch stay possible in
+    /// principle, so the branches around it should be alike for the whole warp, as they are in a tile loop.
     macro_rules! mma {
         ($name:ident, $op:literal, $acc:ty) => {
             #[inline(always)]

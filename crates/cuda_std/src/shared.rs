@@ -73,6 +73,7 @@ impl<T: Pod> Shared<T> {
     }
 
     /// The handle `n` elements further on.
+    #[allow(clippy::should_implement_trait, reason = "named as the method of raw pointers")]
     #[inline(always)]
     #[must_use]
     pub fn add(self, n: u32) -> Self {

@@ -7,16 +7,15 @@ use cuda_std::{pdl, prelude::*};
 use super::format::{self, Format, Row};
 use crate::params::EmbeddingParams;
 
-/// Stores quad `I` of a chunk, if the format's chunk has so many.
+/// Stores quad `I` of a chunk at `y`, where its first run starts, if the format's chunk has so many.
 ///
 /// # Safety
 /// `y` has the chunk's elements.
 #[inline(always)]
-unsafe fn store_quad<F: Format, const I: u32>(y: *mut f32, raw: &F::Raw, chunk: u32) {
-    if I < F::QUADS {
-        let start = F::run_start(chunk, 4 * I / F::RUN_ELEMS) + 4 * I % F::RUN_ELEMS;
+unsafe fn store_quad<F: Format, const I: u32>(y: *mut f32, raw: &F::Raw, phase: u32) {
+    if 4 * I < F::CHUNK_ELEMS {
         // SAFETY: the caller's promise; rows and runs are multiples of four elements.
-        unsafe { st(y.add(start as usize).cast(), F32x4::from_array(F::quad::<I>(raw, chunk))) };
+        unsafe { st(y.add(F::quad_offset(I) as usize).cast(), F32x4::from_array(F::quad::<I>(raw, phase))) };
     }
 }
 
@@ -37,15 +36,16 @@ unsafe fn embedding<F: Format>(w: *const u8, tokens: *const u32, y: *mut f32, p:
         let token = ld(tokens.add(t as usize)).min(p.rows - 1);
         let row = Row::new::<F>(w, &p.planes, u64::from(token), p.chunks);
         let raw = F::load(&row, chunk);
-        let y = y.add(t as usize * p.y_stride as usize);
-        store_quad::<F, 0>(y, &raw, chunk);
-        store_quad::<F, 1>(y, &raw, chunk);
-        store_quad::<F, 2>(y, &raw, chunk);
-        store_quad::<F, 3>(y, &raw, chunk);
-        store_quad::<F, 4>(y, &raw, chunk);
-        store_quad::<F, 5>(y, &raw, chunk);
-        store_quad::<F, 6>(y, &raw, chunk);
-        store_quad::<F, 7>(y, &raw, chunk);
+        let y = y.add(t as usize * p.y_stride as usize + F::start(chunk) as usize);
+        let phase = chunk % F::BLOCK_CHUNKS;
+        store_quad::<F, 0>(y, &raw, phase);
+        store_quad::<F, 1>(y, &raw, phase);
+        store_quad::<F, 2>(y, &raw, phase);
+        store_quad::<F, 3>(y, &raw, phase);
+        store_quad::<F, 4>(y, &raw, phase);
+        store_quad::<F, 5>(y, &raw, phase);
+        store_quad::<F, 6>(y, &raw, phase);
+        store_quad::<F, 7>(y, &raw, phase);
     }
 }
 

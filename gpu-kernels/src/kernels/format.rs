@@ -31,17 +31,23 @@ use crate::blocks::GgmlType;
 use crate::layout::{MAX_PLANES, block_chunks, chunk_elems, plane_bytes};
 
 /// A weight type in its planar device layout ([`crate::layout`]).
+///
+/// Where a method takes a `phase`, that is the chunk's place in its block, `chunk % BLOCK_CHUNKS`. A
+/// lane that steps by a multiple of a block's chunks keeps its phase, and what depends on it is
+/// computed once.
 pub trait Format {
     /// The type.
     const TYPE: GgmlType;
     /// Runs of consecutive elements in a chunk: 1 or 2.
     const RUNS: u32;
+    /// Elements from the start of the first run to the start of the second.
+    const RUN_DISTANCE: u32;
     /// Chunks in a block.
     const BLOCK_CHUNKS: u32 = block_chunks(Self::TYPE);
+    /// Elements in a chunk.
+    const CHUNK_ELEMS: u32 = chunk_elems(Self::TYPE);
     /// Elements in a run.
-    const RUN_ELEMS: u32 = chunk_elems(Self::TYPE) / Self::RUNS;
-    /// Quads (four consecutive elements) in a chunk.
-    const QUADS: u32 = chunk_elems(Self::TYPE) / 4;
+    const RUN_ELEMS: u32 = Self::CHUNK_ELEMS / Self::RUNS;
 
     /// What one lane holds of a chunk: the bytes, not yet unpacked.
     type Raw: Copy;
@@ -52,18 +58,24 @@ pub trait Format {
     /// `row` came from [`Row::new`] for a tensor of this type, and the row has more than `chunk` chunks.
     unsafe fn load(row: &Row, chunk: u32) -> Self::Raw;
 
-    /// The element of the row at which run `run` of a chunk starts.
-    fn run_start(chunk: u32, run: u32) -> u32;
+    /// The element of the row at which a chunk's first run starts.
+    fn start(chunk: u32) -> u32;
 
     /// Elements `4·I ..+4` of the chunk, its first run before its second.
-    fn quad<const I: u32>(raw: &Self::Raw, chunk: u32) -> [f32; 4];
+    fn quad<const I: u32>(raw: &Self::Raw, phase: u32) -> [f32; 4];
+
+    /// Where quad `I` starts, counted from the start of the chunk's first run.
+    #[inline(always)]
+    fn quad_offset(quad: u32) -> u32 {
+        4 * quad % Self::RUN_ELEMS + 4 * quad / Self::RUN_ELEMS * Self::RUN_DISTANCE
+    }
 }
 
 /// A format of small integers, whose product with 8-bit activations is integer arithmetic.
 pub trait FormatQ8: Format {
     /// `Σ w·x` over the chunk. `x` holds the activations of its runs; where there is one run, `x[1]` is
     /// not to be read.
-    fn dot_q8(raw: &Self::Raw, x: &[Q8Run; 2], chunk: u32) -> f32;
+    fn dot_q8(raw: &Self::Raw, x: &[Q8Run; 2], phase: u32) -> f32;
 }
 
 /// Sixteen quantised activations: `x[i] = d·qs[i]`, and their sum `s = d·Σ qs[i]`.
@@ -119,16 +131,28 @@ impl Row {
     }
 }
 
-/// Four nibbles of four bytes each, as bytes: the low ones.
+/// The low nibbles of four bytes, as bytes.
 #[inline(always)]
 pub(crate) fn low_nibbles(word: u32) -> u32 {
     word & 0x0f0f_0f0f
 }
 
-/// The high nibbles.
+/// The high nibbles of four bytes, as bytes.
 #[inline(always)]
 pub(crate) fn high_nibbles(word: u32) -> u32 {
     (word >> 4) & 0x0f0f_0f0f
+}
+
+/// The high nibbles where they are: sixteen times their value, in unsigned bytes. One shift less.
+#[inline(always)]
+pub(crate) fn high_nibbles_16(word: u32) -> u32 {
+    word & 0xf0f0_f0f0
+}
+
+/// One of two words, without a branch.
+#[inline(always)]
+pub(crate) fn select(first: bool, a: u32, b: u32) -> u32 {
+    core::hint::select_unpredictable(first, a, b)
 }
 
 /// The four unsigned bytes of a word.
@@ -143,12 +167,22 @@ pub(crate) fn signed_bytes(word: u32) -> [f32; 4] {
     word.to_le_bytes().map(|byte| f32::from(byte.cast_signed()))
 }
 
-/// Sixteen products of bytes, summed: `Σ a[i]·b[i]`.
+/// Sixteen products of signed bytes, summed: `Σ a[i]·b[i]`.
 #[inline(always)]
 pub(crate) fn dot16(a: [u32; 4], b: &[u32; 4]) -> i32 {
     let mut sum = 0;
     for i in 0..4 {
         sum = int8::dp4a(a[i].cast_signed(), b[i].cast_signed(), sum);
+    }
+    sum
+}
+
+/// Sixteen products of unsigned bytes `a` and signed bytes `b`, summed.
+#[inline(always)]
+pub(crate) fn dot16_unsigned(a: [u32; 4], b: &[u32; 4]) -> i32 {
+    let mut sum = 0;
+    for i in 0..4 {
+        sum = int8::dp4a_us(a[i], b[i].cast_signed(), sum);
     }
     sum
 }

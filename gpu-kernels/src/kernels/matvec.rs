@@ -5,10 +5,10 @@
 //!
 //! One body serves every type ([`Format`]) and both kinds of activations: f32, and 8-bit integers from
 //! `quantize_q8`, whose products with integer weights are `dp4a`. A group of lanes — a warp, or less
-//! where rows are short — walks along a row (or two neighbouring ones, which share the activations),
+//! where rows are short — walks along a row (or several neighbouring ones, which share the activations),
 //! 16 bytes a lane and load. All loads of a step are issued before the first is used: a lane has at
-//! least four 16-byte loads in flight. Lanes past a row's end repeat its last chunk and drop the
-//! product, so that the loads stay free of branches.
+//! least four 16-byte loads in flight. Lanes past a row's end repeat its last chunk with zeros for `x`:
+//! a branch there would part the loads from each other.
 //!
 //! The first weights are loaded ahead of the wait for the grid that makes `x` (programmatic dependent
 //! launch), unless which expert is wanted depends on that grid.
@@ -17,21 +17,29 @@ use cuda_std::{pdl, prelude::*};
 
 use super::format::{self, Format, FormatQ8, Q8Run, Row};
 use crate::blocks::GgmlType;
-use crate::params::{MATVEC_ACCUMULATE, MATVEC_SHARED_X, MatvecParams, Q8_BLOCK, Q8_SUM, matvec_shape};
+use crate::params::{Activations, MATVEC_ACCUMULATE, MATVEC_SHARED_X, MatvecParams, MatvecShape, Q8_BLOCK, Q8_SUM};
 
 /// Activations as a kernel reads them.
-trait Activations<F: Format>: Copy {
+trait Operand<F: Format>: Copy {
     /// Those of row `row`, where rows are `stride` elements apart.
     ///
     /// # Safety
     /// There is such a row.
     unsafe fn row(self, row: u32, stride: u32) -> Self;
 
-    /// `sums[r] += Σ w[r]·x` over chunk `chunk` of `R` rows, if `live`.
+    /// `sums[r] += Σ w[r]·x` over a chunk of `R` rows whose first run starts at element `start`; with
+    /// zeros for `x` unless `live`.
     ///
     /// # Safety
     /// The activations have the chunk's elements.
-    unsafe fn accumulate<const R: usize>(self, chunk: u32, raw: &[F::Raw; R], live: bool, sums: &mut [f32; R]);
+    unsafe fn accumulate<const R: usize>(
+        self,
+        start: u32,
+        phase: u32,
+        live: bool,
+        raw: &[F::Raw; R],
+        sums: &mut [f32; R],
+    );
 }
 
 /// `x: [rows, cols]` in f32.
@@ -44,23 +52,28 @@ impl Plain {
     /// Adds quad `I` of the chunk, if the format's chunk has so many.
     ///
     /// # Safety
-    /// As [`Activations::accumulate`].
+    /// As [`Operand::accumulate`].
     #[inline(always)]
-    unsafe fn quad<F: Format, const R: usize, const I: u32>(self, chunk: u32, raw: &[F::Raw; R], sums: &mut [f32; R]) {
-        if I < F::QUADS {
-            let start = F::run_start(chunk, 4 * I / F::RUN_ELEMS) + 4 * I % F::RUN_ELEMS;
+    unsafe fn quad<F: Format, const R: usize, const I: u32>(
+        self,
+        (start, phase, live): (u32, u32, bool),
+        raw: &[F::Raw; R],
+        sums: &mut [f32; R],
+    ) {
+        if 4 * I < F::CHUNK_ELEMS {
             // SAFETY: the caller's promise; rows and runs are multiples of four elements.
-            let x: F32x4 = unsafe { ld(self.x.add(start as usize).cast()) };
+            let x: F32x4 = unsafe { ld(self.x.add((start + F::quad_offset(I)) as usize).cast()) };
+            let x = x.to_array().map(|x| zero_unless(live, x));
             for r in 0..R {
-                let w = F::quad::<I>(&raw[r], chunk);
-                let sum = math::fma(w[0], x.x, sums[r]);
-                sums[r] = math::fma(w[3], x.w, math::fma(w[2], x.z, math::fma(w[1], x.y, sum)));
+                let w = F::quad::<I>(&raw[r], phase);
+                let sum = math::fma(w[1], x[1], math::fma(w[0], x[0], sums[r]));
+                sums[r] = math::fma(w[3], x[3], math::fma(w[2], x[2], sum));
             }
         }
     }
 }
 
-impl<F: Format> Activations<F> for Plain {
+impl<F: Format> Operand<F> for Plain {
     #[inline(always)]
     unsafe fn row(self, row: u32, stride: u32) -> Self {
         // SAFETY: the caller's promise.
@@ -68,20 +81,30 @@ impl<F: Format> Activations<F> for Plain {
     }
 
     #[inline(always)]
-    unsafe fn accumulate<const R: usize>(self, chunk: u32, raw: &[F::Raw; R], live: bool, sums: &mut [f32; R]) {
+    unsafe fn accumulate<const R: usize>(
+        self,
+        start: u32,
+        phase: u32,
+        live: bool,
+        raw: &[F::Raw; R],
+        sums: &mut [f32; R],
+    ) {
+        let at = (start, phase, live);
         let mut part = [0.0; R];
         // SAFETY: the caller's promise. Written out: a lane's arrays have to stay in registers.
         unsafe {
-            self.quad::<F, R, 0>(chunk, raw, &mut part);
-            self.quad::<F, R, 1>(chunk, raw, &mut part);
-            self.quad::<F, R, 2>(chunk, raw, &mut part);
-            self.quad::<F, R, 3>(chunk, raw, &mut part);
-            self.quad::<F, R, 4>(chunk, raw, &mut part);
-            self.quad::<F, R, 5>(chunk, raw, &mut part);
-            self.quad::<F, R, 6>(chunk, raw, &mut part);
-            self.quad::<F, R, 7>(chunk, raw, &mut part);
+            self.quad::<F, R, 0>(at, raw, &mut part);
+            self.quad::<F, R, 1>(at, raw, &mut part);
+            self.quad::<F, R, 2>(at, raw, &mut part);
+            self.quad::<F, R, 3>(at, raw, &mut part);
+            self.quad::<F, R, 4>(at, raw, &mut part);
+            self.quad::<F, R, 5>(at, raw, &mut part);
+            self.quad::<F, R, 6>(at, raw, &mut part);
+            self.quad::<F, R, 7>(at, raw, &mut part);
         }
-        add_if(live, part, sums);
+        for r in 0..R {
+            sums[r] += part[r];
+        }
     }
 }
 
@@ -94,23 +117,23 @@ struct Quantized {
 }
 
 impl Quantized {
-    /// The sixteen activations from element `start` on.
+    /// The sixteen activations from element `start` on; zeros unless `live`.
     ///
     /// # Safety
     /// The row has them.
     #[inline(always)]
-    unsafe fn run(self, start: u32) -> Q8Run {
+    unsafe fn run(self, start: u32, live: bool) -> Q8Run {
         // SAFETY: the caller's promise; runs start at multiples of 16.
         unsafe {
             let qs: U32x4 = ld(self.qs.add(start as usize).cast());
             let d = ld(self.d.add((start / Q8_BLOCK) as usize));
             let s = ld(self.s.add((start / Q8_SUM) as usize));
-            Q8Run { qs: qs.to_array(), d, s }
+            Q8Run { qs: qs.to_array(), d: zero_unless(live, d), s: zero_unless(live, s) }
         }
     }
 }
 
-impl<F: FormatQ8> Activations<F> for Quantized {
+impl<F: FormatQ8> Operand<F> for Quantized {
     #[inline(always)]
     unsafe fn row(self, row: u32, stride: u32) -> Self {
         let at = |elems: u32| row as usize * (stride / elems) as usize;
@@ -119,28 +142,27 @@ impl<F: FormatQ8> Activations<F> for Quantized {
     }
 
     #[inline(always)]
-    unsafe fn accumulate<const R: usize>(self, chunk: u32, raw: &[F::Raw; R], live: bool, sums: &mut [f32; R]) {
-        // SAFETY: the caller's promise.
-        let first = unsafe { self.run(F::run_start(chunk, 0)) };
-        let x = if F::RUNS == 1 {
-            [first; 2]
-        } else {
-            // SAFETY: the caller's promise.
-            [first, unsafe { self.run(F::run_start(chunk, 1)) }]
-        };
-        let mut part = [0.0; R];
+    unsafe fn accumulate<const R: usize>(
+        self,
+        start: u32,
+        phase: u32,
+        live: bool,
+        raw: &[F::Raw; R],
+        sums: &mut [f32; R],
+    ) {
+        // SAFETY: the caller's promise; where there is one run, the second is the first.
+        let x = unsafe { [self.run(start, live), self.run(start + F::RUN_DISTANCE, live)] };
         for r in 0..R {
-            part[r] = F::dot_q8(&raw[r], &x, chunk);
+            sums[r] += F::dot_q8(&raw[r], &x, phase);
         }
-        add_if(live, part, sums);
     }
 }
 
+/// A lane past the row's end must add nothing. Its weights are those of the row's last chunk, so a NaN
+/// among them is the row's own.
 #[inline(always)]
-fn add_if<const R: usize>(live: bool, part: [f32; R], sums: &mut [f32; R]) {
-    for r in 0..R {
-        sums[r] += if live { part[r] } else { 0.0 };
-    }
+fn zero_unless(live: bool, x: f32) -> f32 {
+    core::hint::select_unpredictable(live, x, 0.0)
 }
 
 /// The chunks that a lane takes next of its `R` rows: `S` of each, `lanes` apart.
@@ -161,33 +183,28 @@ unsafe fn load_step<F: Format, const R: usize, const S: usize>(
 }
 
 /// The operands other than the activations.
-struct Operands {
+struct Pointers {
     w: *const u8,
     y: *mut f32,
     ids: *const u32,
     bias: *const f32,
 }
 
-/// One lane of a matvec: `R` rows a group of lanes, `S` chunks of each a step.
+/// One lane of a matvec: `R` rows a group of lanes, `S` chunks of each a step, `T` tokens.
 ///
 /// # Safety
 /// As [`matvec_q8_0`], for the format and the activations.
 #[inline(always)]
-unsafe fn matvec<F: Format, X: Activations<F>, const R: usize, const S: usize>(o: Operands, x: X, p: &MatvecParams) {
+unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const T: usize>(
+    o: Pointers,
+    x: X,
+    p: &MatvecParams,
+) {
     let lanes = 1u32 << p.lanes_log2;
     let thread = thread::index_1d();
     let (lane, first_row) = (thread & (lanes - 1), (thread >> p.lanes_log2) * R as u32);
-    let (token, slot) = (thread::block_idx_z(), thread::block_idx_y());
-    let route = token * thread::grid_dim_y() + slot;
-
-    let expert = if o.ids.is_null() {
-        0
-    } else {
-        pdl::grid_dependency_wait();
-        // SAFETY: there is an id for every route; a bad one becomes the last expert.
-        unsafe { ld(o.ids.add(token as usize * p.ids_stride as usize + slot as usize)) }.min(p.n_expert - 1)
-    };
-    let expert_row = u64::from(expert) * u64::from(p.rows);
+    // SAFETY: the launcher has checked the ids' extent.
+    let expert_row = unsafe { expert(&o, p) } * u64::from(p.rows);
     // Groups past the end compute the last row again and don't store it: all lanes take part in shuffles.
     let rows: [Row; R] = core::array::from_fn(|r| {
         let row = (first_row + r as u32).min(p.rows - 1);
@@ -200,15 +217,25 @@ unsafe fn matvec<F: Format, X: Activations<F>, const R: usize, const S: usize>(o
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
 
-    // SAFETY: the launcher has checked that `x` has a row for every token, or for every route.
-    let x = unsafe { x.row(if p.flags & MATVEC_SHARED_X != 0 { token } else { route }, p.x_stride) };
-    let mut sums = [0.0; R];
+    let x: [X; T] = core::array::from_fn(|t| {
+        let route = route(T, t, p).min(p.routes - 1);
+        let row = if p.flags & MATVEC_SHARED_X != 0 { thread::block_idx_z() } else { route };
+        // SAFETY: the launcher has checked that `x` has a row for every token, or for every route.
+        unsafe { x.row(row, p.x_stride) }
+    });
+    let (start, phase) = (F::start(lane), lane % F::BLOCK_CHUNKS);
+    let mut sums = [[0.0; R]; T];
     let mut done = 0;
     loop {
         for s in 0..S {
-            let chunk = lane + done + ((s as u32) << p.lanes_log2);
-            // SAFETY: the clamped chunk exists, in `x` as in the weights.
-            unsafe { x.accumulate(chunk.min(p.chunks - 1), &raw[s], chunk < p.chunks, &mut sums) };
+            // `lanes` is a multiple of a block's chunks, so a step moves every lane by whole blocks.
+            let ahead = done + ((s as u32) << p.lanes_log2);
+            let live = lane + ahead < p.chunks;
+            let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
+            for t in 0..T {
+                // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+                unsafe { x[t].accumulate(at, phase, live, &raw[s], &mut sums[t]) };
+            }
         }
         done += (S as u32) << p.lanes_log2;
         if done >= p.chunks {
@@ -218,16 +245,42 @@ unsafe fn matvec<F: Format, X: Activations<F>, const R: usize, const S: usize>(o
         raw = unsafe { load_step::<F, R, S>(&rows, lane + done, p) };
     }
 
-    // SAFETY: every lane of the warp is here, and `y` has the route's row.
-    unsafe {
-        let sums = group_sum(sums, lanes);
-        if lane == 0 {
-            let y = o.y.add(route as usize * p.y_stride as usize);
-            for r in 0..R {
-                store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+    for t in 0..T {
+        // SAFETY: every lane of the warp is here, and `y` has the route's row.
+        unsafe {
+            let sums = group_sum(sums[t], lanes);
+            let route = route(T, t, p);
+            if lane == 0 && route < p.routes {
+                let y = o.y.add(route as usize * p.y_stride as usize);
+                for r in 0..R {
+                    store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+                }
             }
         }
     }
+}
+
+/// The route that is number `t` of this block's `tokens`. With several tokens a block there is one
+/// route a token, and the last block may have fewer.
+#[inline(always)]
+fn route(tokens: usize, t: usize, p: &MatvecParams) -> u32 {
+    (thread::block_idx_z() * tokens as u32 + t as u32) * p.n_used + thread::block_idx_y()
+}
+
+/// The expert of this block's route; 0 for a dense product. It is known only once the grid ahead has
+/// ended, so then no weights are loaded before.
+///
+/// # Safety
+/// `o.ids` is null or has an id for every route.
+#[inline(always)]
+unsafe fn expert(o: &Pointers, p: &MatvecParams) -> u64 {
+    if o.ids.is_null() {
+        return 0;
+    }
+    pdl::grid_dependency_wait();
+    let at = thread::block_idx_z() as usize * p.ids_stride as usize + thread::block_idx_y() as usize;
+    // SAFETY: the caller's promise. A bad id becomes the last expert.
+    u64::from(unsafe { ld(o.ids.add(at)) }.min(p.n_expert - 1))
 }
 
 /// Sums over each group of `lanes` lanes, in every lane. The order of additions does not depend on the
@@ -253,7 +306,7 @@ unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -> [f32; R] 
 /// # Safety
 /// `y` has `p.rows` elements and `o.bias`, if not null, `expert_row + p.rows`.
 #[inline(always)]
-unsafe fn store(o: &Operands, y: *mut f32, expert_row: u64, row: u32, sum: f32, p: &MatvecParams) {
+unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, p: &MatvecParams) {
     if row >= p.rows {
         return;
     }
@@ -271,28 +324,30 @@ unsafe fn store(o: &Operands, y: *mut f32, expert_row: u64, row: u32, sum: f32, 
     }
 }
 
-/// The entry points of a type: `$plain` with f32 activations, `$q8` with quantised ones.
+/// The entry points of a type: `$plain` with f32 activations, `$q8` with quantised ones, `$q8x4` with
+/// four rows of quantised ones at a time.
 macro_rules! entries {
-    ($($ty:ident: $plain:ident $($q8:ident)?;)+) => {$(
+    ($($ty:ident: $plain:ident $($q8:ident $q8x4:ident)?;)+) => {$(
         #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and f32 activations.")]
         ///
         /// `w: [n_expert, rows, cols]` planar; `x: [tokens or routes, x_stride]`; `y: [routes, y_stride]`;
         /// `ids: [tokens, ids_stride]` or null for a dense product (one route a token); `bias: [n_expert, rows]`
         /// or null.
         ///
-        /// Grid: `(⌈rows / matvec_rows_per_block⌉, routes of a token, tokens)`, blocks of `MATVEC_BLOCK` lanes.
+        /// Grid: `(⌈rows / rows_per_block⌉, routes of a token, tokens)`, blocks of `MATVEC_BLOCK` lanes.
         ///
         /// # Safety
         /// - `w` points to the whole tensor, 16-byte aligned, with `p.planes` its plane offsets; nobody writes it.
         /// - `x` and its stride are 16-byte aligned; its rows have `cols` elements, `p.chunks` chunks' worth, at least one.
         /// - `y` has a row of `p.rows` ≥ 1 elements for every route and overlaps nothing else.
-        /// - `ids` and `bias` are null or of the shape above; `p.lanes_log2` is `matvec_lanes_log2(p.chunks)`.
+        /// - `ids` and `bias` are null or of the shape above; `p.routes` ≥ 1 and `p.n_used` are the grid's;
+        ///   `p.lanes_log2` is [`MatvecShape::lanes_log2`] of the type and `p.chunks`.
         /// - The grid before in the stream is the only one still running (programmatic dependent launch).
         #[kernel(max_threads = 128)]
         pub unsafe fn $plain(w: *const u8, x: *const f32, y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams) {
-            const SHAPE: crate::params::MatvecShape = matvec_shape(GgmlType::$ty);
-            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
-                Operands { w, y, ids, bias }, Plain { x }, &p);
+            const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Plain);
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
+                Pointers { w, y, ids, bias }, Plain { x }, &p);
         }
 
         $(
@@ -308,24 +363,40 @@ macro_rules! entries {
             w: *const u8, qs: *const i8, d: *const f32, s: *const f32,
             y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
         ) {
-            const SHAPE: crate::params::MatvecShape = matvec_shape(GgmlType::$ty);
-            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
-                Operands { w, y, ids, bias }, Quantized { qs, d, s }, &p);
+            const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Q8);
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
+                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p);
+        }
+
+        #[doc = concat!("[`", stringify!($q8), "`] for four tokens a block, which read and unpack the weights once.")]
+        ///
+        /// Grid: `(⌈rows / rows_per_block⌉, 1, ⌈tokens / 4⌉)`, blocks of `MATVEC_BLOCK` lanes. `ids` is null.
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($q8), "`], with one route a token.")]
+        #[kernel(max_threads = 128)]
+        pub unsafe fn $q8x4(
+            w: *const u8, qs: *const i8, d: *const f32, s: *const f32,
+            y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
+        ) {
+            const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Q8x4);
+            matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 4>(
+                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p);
         }
         )?
     )+};
 }
 
 entries! {
-    Q4K: matvec_q4_k matvec_q4_k_q8;
-    Q5K: matvec_q5_k matvec_q5_k_q8;
-    Q6K: matvec_q6_k matvec_q6_k_q8;
-    Q8_0: matvec_q8_0 matvec_q8_0_q8;
-    Q4_0: matvec_q4_0 matvec_q4_0_q8;
-    Q4_1: matvec_q4_1 matvec_q4_1_q8;
-    Q5_0: matvec_q5_0 matvec_q5_0_q8;
-    Q5_1: matvec_q5_1 matvec_q5_1_q8;
-    Mxfp4: matvec_mxfp4 matvec_mxfp4_q8;
+    Q4K: matvec_q4_k matvec_q4_k_q8 matvec_q4_k_q8x4;
+    Q5K: matvec_q5_k matvec_q5_k_q8 matvec_q5_k_q8x4;
+    Q6K: matvec_q6_k matvec_q6_k_q8 matvec_q6_k_q8x4;
+    Q8_0: matvec_q8_0 matvec_q8_0_q8 matvec_q8_0_q8x4;
+    Q4_0: matvec_q4_0 matvec_q4_0_q8 matvec_q4_0_q8x4;
+    Q4_1: matvec_q4_1 matvec_q4_1_q8 matvec_q4_1_q8x4;
+    Q5_0: matvec_q5_0 matvec_q5_0_q8 matvec_q5_0_q8x4;
+    Q5_1: matvec_q5_1 matvec_q5_1_q8 matvec_q5_1_q8x4;
+    Mxfp4: matvec_mxfp4 matvec_mxfp4_q8 matvec_mxfp4_q8x4;
     F16: matvec_f16;
     Bf16: matvec_bf16;
     F32: matvec_f32;

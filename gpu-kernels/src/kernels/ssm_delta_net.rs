@@ -3,7 +3,7 @@
 //! For every value head, with state `S` of shape `[v, k]`, over the tokens of a sequence:
 //!
 //! ```text
-//! q ← q / ‖q‖ / √d,  k ← k / ‖k‖,  g = softplus(alpha + dt_bias)·a,  β = σ(beta)
+//! q ← q / √(q² + 1e-6) / √d,  k ← k / √(k² + 1e-6),  g = softplus(alpha + dt_bias)·a,  β = σ(beta)
 //! S ← e^g·S
 //! δ = β·(v − S·k)
 //! S ← S + δ·kᵀ
@@ -26,8 +26,8 @@ pub const ROWS_PER_WARP: u32 = 4;
 /// Rows of the state that a block owns.
 pub const ROWS_PER_BLOCK: u32 = THREADS / 32 * ROWS_PER_WARP;
 
-/// Added to nothing, but a floor under ‖x‖²: an all-zero head stays zero.
-const L2_FLOOR: f32 = 1e-12;
+/// Added to ‖x‖²: an all-zero head stays zero. The models are trained with it.
+const L2_EPS: f32 = 1e-6;
 
 /// Scalars of the delta-net kernels.
 #[repr(C)]
@@ -94,8 +94,8 @@ unsafe fn ssm_delta_net<V: StateVector<E>, const E: usize>(
                 qk = math::fma(q[e], k[e], qk);
                 e += 1;
             }
-            let q_scale = math::rsqrt(math::max(warp::sum(qq), L2_FLOOR)) * math::rsqrt(d as f32);
-            let k_scale = math::rsqrt(math::max(warp::sum(kk), L2_FLOOR));
+            let q_scale = math::rsqrt(warp::sum(qq) + L2_EPS) * math::rsqrt(d as f32);
+            let k_scale = math::rsqrt(warp::sum(kk) + L2_EPS);
             let qk = warp::sum(qk) * q_scale * k_scale;
             let decay = math::exp(math::softplus(ld(alpha.add(row * n_head_v + head)) + bias) * rate);
             let step = math::sigmoid(ld(beta.add(row * n_head_v + head)));

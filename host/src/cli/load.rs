@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use super::args::ModelArgs;
 use super::error::CliError;
 use super::model_path::default_model;
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineOptions};
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
 
@@ -23,10 +23,15 @@ pub(super) struct Loaded {
 
 /// Loads the engine that the options ask for.
 pub(super) fn engine(args: &ModelArgs) -> Result<Loaded, CliError> {
+    engine_with(args, &args.options())
+}
+
+/// The same with options of the command's own.
+pub(super) fn engine_with(args: &ModelArgs, options: &EngineOptions) -> Result<Loaded, CliError> {
     let path = default_model(args.model.as_deref())?;
     let spinner = spinner(&path);
     let start = Instant::now();
-    let engine = Engine::open(&path, &args.options());
+    let engine = Engine::open(&path, options);
     spinner.finish_and_clear();
     Ok(Loaded { engine: engine?, load_s: start.elapsed().as_secs_f64() })
 }

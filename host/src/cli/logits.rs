@@ -36,36 +36,56 @@ pub(super) struct Args {
 
 pub(super) fn logits(args: Args) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
-    let mut executor = open(&args)?;
+    let gguf = Arc::new(Gguf::open(&default_model(args.model.as_deref())?)?);
+    let sequence = Sequence { ids: &args.ids, n_batch: args.batch };
+    let mut executor = engine::load(gguf, &args.device, sequence.limits()?)?;
     let io_error = |source| CliError::File { path: args.output.clone(), source };
     let mut out = BufWriter::new(File::create(&args.output).map_err(io_error)?);
-    let pages: Vec<u32> = (0..executor.limits().n_pages).collect();
-    let (mut logits, mut start) = (Vec::new(), 0);
-    for tokens in args.ids.chunks(args.batch as usize) {
-        interrupt.check()?;
-        let rows = tokens.len() as u32;
-        let end = start + rows;
-        let pages = pages[..end.div_ceil(PAGE_TOKENS) as usize].to_vec();
-        let spans = vec![Span { slot: 0, start, rows, pages }];
-        executor.forward(&Batch { tokens: tokens.to_vec(), spans, outputs: (0..rows).collect() }, &mut logits)?;
-        for x in &logits {
-            out.write_all(&x.to_le_bytes()).map_err(io_error)?;
-        }
-        start = end;
-    }
+    for_each_row(executor.as_mut(), &sequence, &interrupt, |row| {
+        row.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())).map_err(io_error)
+    })?;
     out.flush().map_err(io_error)
 }
 
-/// A session with room for the ids and for the logits of every row.
-fn open(args: &Args) -> Result<Box<dyn Executor>, CliError> {
-    let gguf = Arc::new(Gguf::open(&default_model(args.model.as_deref())?)?);
-    let n_pages = args.ids.len().div_ceil(PAGE_TOKENS as usize);
-    let n_pages = u32::try_from(n_pages).map_err(|_| CliError::Usage("too many ids".to_owned()))?;
-    let limits = Limits { n_pages, n_slots: 1, n_batch: args.batch, n_outputs: args.batch };
-    let executor = engine::load(gguf, &args.device, limits)?;
-    let n_vocab = executor.config().n_vocab as u32;
-    match args.ids.iter().find(|&&id| id >= n_vocab) {
-        Some(&id) => Err(SubmitError::TokenOutOfRange { id, n_vocab }.into()),
-        None => Ok(executor),
+/// A token sequence whose logits are wanted.
+pub(super) struct Sequence<'a> {
+    pub(super) ids: &'a [u32],
+    /// Tokens in one step.
+    pub(super) n_batch: u32,
+}
+
+impl Sequence<'_> {
+    /// Room for the ids and for the logits of every row of a step.
+    pub(super) fn limits(&self) -> Result<Limits, CliError> {
+        let n_pages = self.ids.len().div_ceil(PAGE_TOKENS as usize);
+        let n_pages = u32::try_from(n_pages).map_err(|_| CliError::Usage("too many ids".to_owned()))?;
+        Ok(Limits { n_pages, n_slots: 1, n_batch: self.n_batch, n_outputs: self.n_batch })
     }
+}
+
+/// Hands the logits of every position, `[n_vocab]`, to `take`.
+///
+/// # Errors
+/// An id is no token of the model, the model fails, or `take` does.
+pub(super) fn for_each_row(
+    executor: &mut dyn Executor,
+    sequence: &Sequence<'_>,
+    interrupt: &Interrupt,
+    mut take: impl FnMut(&[f32]) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let n_vocab = executor.config().n_vocab;
+    if let Some(&id) = sequence.ids.iter().find(|&&id| id as usize >= n_vocab) {
+        return Err(SubmitError::TokenOutOfRange { id, n_vocab: n_vocab as u32 }.into());
+    }
+    let (mut logits, mut start) = (Vec::new(), 0);
+    for tokens in sequence.ids.chunks(sequence.n_batch as usize) {
+        interrupt.check()?;
+        let rows = tokens.len() as u32;
+        let pages = (0..(start + rows).div_ceil(PAGE_TOKENS)).collect();
+        let spans = vec![Span { slot: 0, start, rows, pages }];
+        executor.forward(&Batch { tokens: tokens.to_vec(), spans, outputs: (0..rows).collect() }, &mut logits)?;
+        logits.chunks_exact(n_vocab).try_for_each(&mut take)?;
+        start += rows;
+    }
+    Ok(())
 }

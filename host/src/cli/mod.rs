@@ -4,7 +4,10 @@
 //! line, 130 an interrupt. A reader that closes stdout early ends the program quietly.
 
 mod args;
+mod bench;
+mod chat;
 pub mod check;
+mod compare;
 mod error;
 mod generate;
 pub mod inspect;
@@ -38,6 +41,8 @@ pub struct Cli {
 enum Command {
     /// Complete a prompt.
     Run(run::Args),
+    /// Talk to a model; it remembers the conversation until the program ends.
+    Chat(chat::Args),
     /// Say whether this machine can run models on a GPU, and what is missing.
     Check(check::CheckArgs),
     /// Show what is in a GGUF file: metadata, tensors, memory needs.
@@ -46,6 +51,10 @@ enum Command {
     Tokenize(tokenize::Args),
     /// Write the logits of every position of a token sequence.
     Logits(logits::Args),
+    /// Say how far the logits of one device are from those of another, or of a file.
+    Compare(compare::Args),
+    /// Measure the speed of prompts and replies.
+    Bench(bench::Args),
 }
 
 impl Cli {
@@ -56,6 +65,7 @@ impl Cli {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Command::Run(args) => run::run(args),
+            Command::Chat(args) => chat::chat(args),
             Command::Check(args) => match check::run(&args, &mut std::io::stdout()) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(CliError::NotReady),
@@ -64,6 +74,8 @@ impl Cli {
             Command::Inspect(args) => inspect::run(&args),
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
+            Command::Compare(args) => compare::compare(args),
+            Command::Bench(args) => bench::bench(args),
         }
     }
 

@@ -13,6 +13,7 @@ use super::interrupt::Interrupt;
 use super::prompt::chat_prompt;
 use super::report::Report;
 use super::{load, output};
+use crate::chat::{Message, Role};
 use crate::engine::{Engine, Request};
 use crate::tokenizer::Encode;
 
@@ -66,7 +67,7 @@ pub(super) fn run(args: Args) -> Result<(), CliError> {
     let load::Loaded { mut engine, load_s } = load::engine(&args.model)?;
     interrupt.check()?;
     let prompt = match (text, args.ids) {
-        (Some(text), _) if args.chat => chat_prompt(&engine, args.system.as_deref(), &text)?,
+        (Some(text), _) if args.chat => chat_prompt(&engine, &messages(args.system, text))?,
         (Some(text), _) => plain_prompt(&engine, &text)?,
         (None, ids) => ids.unwrap_or_default(),
     };
@@ -95,6 +96,11 @@ pub(super) fn run(args: Args) -> Result<(), CliError> {
         eprintln!("[{report}]");
     }
     interrupt.check()
+}
+
+fn messages(system: Option<String>, user: String) -> Vec<Message> {
+    let system = system.map(|text| Message::new(Role::System, text));
+    system.into_iter().chain([Message::new(Role::User, user)]).collect()
 }
 
 fn plain_prompt(engine: &Engine, text: &str) -> Result<Vec<u32>, CliError> {

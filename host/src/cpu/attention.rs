@@ -4,8 +4,8 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::matmul::dot;
-use super::{Batch, Row, Tensor};
-use crate::backend::{AttentionShape, PAGE_TOKENS, Pairing, Rope, Span};
+use super::{Batch, Row, Tensor, zeros};
+use crate::backend::{AttentionShape, PAGE_TOKENS, Pairing, Result, Rope, Span};
 
 /// Keys and values of one layer, `[n_pages · PAGE_TOKENS, kv_dim]` each.
 pub(super) struct Kv {
@@ -15,10 +15,9 @@ pub(super) struct Kv {
 }
 
 impl Kv {
-    pub(super) fn new(n_pages: usize, kv_dim: usize) -> Kv {
-        // Zeroed memory is not resident until it is written, so unused pages cost nothing.
-        let elems = n_pages * PAGE_TOKENS as usize * kv_dim;
-        Kv { kv_dim, k: vec![0.0; elems], v: vec![0.0; elems] }
+    pub(super) fn new(n_pages: usize, kv_dim: usize) -> Result<Kv> {
+        let rows = n_pages * PAGE_TOKENS as usize;
+        Ok(Kv { kv_dim, k: zeros("keys", rows, kv_dim)?, v: zeros("values", rows, kv_dim)? })
     }
 
     /// Where the keys and values of a sequence's position start.
@@ -88,9 +87,11 @@ impl WithSimd for Head<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Head { kv, span, first, last, kv_column, scale, sink, q, scores, out } = self;
         let head_dim = q.len();
-        let column = |position| kv.offset(span, position) + kv_column;
         scores.clear();
-        scores.extend((first..=last).map(|t| scale * dot(simd, q, &kv.k[column(t)..][..head_dim])));
+        for t in first..=last {
+            let k = &kv.k[kv.offset(span, t) + kv_column..][..head_dim];
+            scores.push(scale * dot(simd, q, k));
+        }
         let max = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
         // The sink takes its share of the weight and contributes no value.
         let mut sum = sink.map_or(0.0, |sink| f64::from((sink - max).exp()));
@@ -98,7 +99,8 @@ impl WithSimd for Head<'_> {
         for (t, score) in (first..=last).zip(&*scores) {
             let p = (score - max).exp();
             sum += f64::from(p);
-            for (out, v) in out.iter_mut().zip(&kv.v[column(t)..][..head_dim]) {
+            let v = &kv.v[kv.offset(span, t) + kv_column..][..head_dim];
+            for (out, v) in out.iter_mut().zip(v) {
                 *out += p * v;
             }
         }

@@ -7,7 +7,7 @@ use super::delta_net::{Inputs, Recurrent};
 use super::dequant::dequantize_row;
 use super::elementwise::{gated, inv_rms, sigmoid, silu};
 use super::matmul::{Matrix, Product};
-use super::{Batch, Cache, CpuBackend, LayerState, Routes, Tensor};
+use super::{Batch, Cache, CpuBackend, LayerState, Routes, Tensor, zeros};
 use crate::backend::{self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, LayerCache};
 use crate::backend::{Result, Rope, RouterRule};
 use crate::gguf;
@@ -42,13 +42,14 @@ impl Backend for CpuBackend {
     }
 
     fn vector(&mut self, tensor: &gguf::Tensor<'_>) -> Result<Vector> {
-        let mut values = vec![0.0; tensor.info.n_elems()];
+        let mut values = zeros(&tensor.info.name, tensor.rows(), tensor.cols())?;
         dequantize_row(tensor.info.ty, tensor.data(), &mut values);
         Ok(values)
     }
 
     fn tensor(&mut self, rows: u32, cols: u32) -> Result<Tensor> {
-        Ok(Tensor { data: vec![0.0; rows as usize * cols as usize], cols: cols as usize })
+        let (rows, cols) = (rows as usize, cols as usize);
+        Ok(Tensor { data: zeros("activations", rows, cols)?, cols })
     }
 
     fn routes(&mut self, rows: u32, n_expert_used: u32) -> Result<Routes> {
@@ -57,12 +58,12 @@ impl Backend for CpuBackend {
 
     fn cache(&mut self, shape: &CacheShape) -> Result<Cache> {
         let layer = |layer: &LayerCache| match *layer {
-            LayerCache::Kv { kv_dim } => LayerState::Kv(Kv::new(shape.n_pages as usize, kv_dim as usize)),
+            LayerCache::Kv { kv_dim } => Kv::new(shape.n_pages as usize, kv_dim as usize).map(LayerState::Kv),
             LayerCache::Recurrent { conv, state } => {
-                LayerState::Recurrent(Recurrent::new(shape.n_slots as usize, conv as usize, state as usize))
+                Recurrent::new(shape.n_slots as usize, conv as usize, state as usize).map(LayerState::Recurrent)
             }
         };
-        Ok(Cache { layers: shape.layers.iter().map(layer).collect() })
+        Ok(Cache { layers: shape.layers.iter().map(layer).collect::<Result<_>>()? })
     }
 
     fn batch(&mut self, batch: &api::Batch) -> Result<Batch> {
@@ -82,6 +83,11 @@ impl Backend for CpuBackend {
             }
         }
         Ok(())
+    }
+
+    fn run<R: Send>(&mut self, step: impl FnOnce(&mut Self) -> R + Send) -> R {
+        // From a thread of the pool, work is shared without waking and waiting for it at every operation.
+        rayon::scope(move |_| step(self))
     }
 
     fn embed(&mut self, out: &mut Tensor, table: &Matrix, batch: &Batch) -> Result {

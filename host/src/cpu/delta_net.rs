@@ -7,8 +7,8 @@ use rayon::prelude::*;
 
 use super::elementwise::{sigmoid, silu};
 use super::matmul::dot;
-use super::{Batch, Tensor};
-use crate::backend::{DeltaNetShape, L2_NORM_EPS};
+use super::{Batch, Tensor, zeros};
+use crate::backend::{DeltaNetShape, L2_NORM_EPS, Result};
 
 /// Recurrent state of one layer, for every slot.
 pub(super) struct Recurrent {
@@ -21,9 +21,9 @@ pub(super) struct Recurrent {
 }
 
 impl Recurrent {
-    pub(super) fn new(n_slots: usize, conv_elems: usize, state_elems: usize) -> Recurrent {
-        let zeros = |elems| vec![0.0; n_slots * elems];
-        Recurrent { conv: zeros(conv_elems), conv_elems, state: zeros(state_elems), state_elems }
+    pub(super) fn new(n_slots: usize, conv_elems: usize, state_elems: usize) -> Result<Recurrent> {
+        let conv = zeros("convolution states", n_slots, conv_elems)?;
+        Ok(Recurrent { conv, conv_elems, state: zeros("recurrent states", n_slots, state_elems)?, state_elems })
     }
 
     pub(super) fn copy(&mut self, from: usize, to: usize) {
@@ -145,8 +145,8 @@ impl WithSimd for Step<'_> {
         let Step { state, q, k, v, decay, beta, out } = self;
         let d_state = q.len();
         // Both vectors are normalised; their factors are applied to the products they take part in.
-        let inv_norm = |x: &[f32]| 1.0 / (dot(simd, x, x) + L2_NORM_EPS).sqrt();
-        let (q_scale, k_scale) = (inv_norm(q) / (d_state as f32).sqrt(), inv_norm(k));
+        let q_scale = 1.0 / ((dot(simd, q, q) + L2_NORM_EPS) * d_state as f32).sqrt();
+        let k_scale = 1.0 / (dot(simd, k, k) + L2_NORM_EPS).sqrt();
         for ((row, v), out) in state.chunks_exact_mut(d_state).zip(v).zip(out) {
             for s in &mut *row {
                 *s *= decay;

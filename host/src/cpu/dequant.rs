@@ -3,14 +3,14 @@
 //! The equations are those of the block types in [`gpu_kernels::blocks`]; every value is formed by single
 //! f32 operations in the order the equation has them, so results equal ggml's bit for bit.
 //!
-//! The loops run over fixed-size arrays without branches, and everything is `#[inline(always)]`, so that
-//! inside a `pulp` dispatch they compile to the vector instructions of the machine at hand.
+//! The loops run over fixed-size arrays without branches, and everything is `#[inline(always)]` and calls no
+//! closures, so that inside a `pulp` dispatch it compiles to the vector instructions of the machine at hand.
 
 use bytemuck::Pod;
 use gpu_kernels::blocks::{
-    Block, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GgmlType,
+    BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GgmlType, QK, QK_K,
 };
-use half::{bf16, f16};
+use half::f16;
 use pulp::{Simd, WithSimd};
 
 /// Writes the values of one row, or of any whole number of blocks, to `out`.
@@ -33,20 +33,18 @@ pub(super) fn dequantize_row_inline(ty: GgmlType, bytes: &[u8], out: &mut [f32])
         out.len()
     );
     match ty {
-        GgmlType::F32 => each_block(bytes, out, |v: f32, out: &mut [f32; 1]| out[0] = v),
-        GgmlType::F16 => each_block(bytes, out, |v: f16, out: &mut [f32; 1]| out[0] = f16_to_f32(v)),
-        GgmlType::Bf16 => each_block(bytes, out, |v: bf16, out: &mut [f32; 1]| {
-            out[0] = f32::from_bits(u32::from(v.to_bits()) << 16);
-        }),
-        GgmlType::Q4_0 => each_block(bytes, out, q4_0),
-        GgmlType::Q4_1 => each_block(bytes, out, q4_1),
-        GgmlType::Q5_0 => each_block(bytes, out, q5_0),
-        GgmlType::Q5_1 => each_block(bytes, out, q5_1),
-        GgmlType::Q8_0 => each_block(bytes, out, q8_0),
-        GgmlType::Q4K => each_block(bytes, out, q4_k),
-        GgmlType::Q5K => each_block(bytes, out, q5_k),
-        GgmlType::Q6K => each_block(bytes, out, q6_k),
-        GgmlType::Mxfp4 => each_block(bytes, out, mxfp4),
+        GgmlType::F32 => floats(bytes, out),
+        GgmlType::F16 => halves(bytes, out),
+        GgmlType::Bf16 => bfloats(bytes, out),
+        GgmlType::Q4_0 => each_block::<BlockQ4_0, _, _>(bytes, out),
+        GgmlType::Q4_1 => each_block::<BlockQ4_1, _, _>(bytes, out),
+        GgmlType::Q5_0 => each_block::<BlockQ5_0, _, _>(bytes, out),
+        GgmlType::Q5_1 => each_block::<BlockQ5_1, _, _>(bytes, out),
+        GgmlType::Q8_0 => each_block::<BlockQ8_0, _, _>(bytes, out),
+        GgmlType::Q4K => each_block::<BlockQ4K, _, _>(bytes, out),
+        GgmlType::Q5K => each_block::<BlockQ5K, _, _>(bytes, out),
+        GgmlType::Q6K => each_block::<BlockQ6K, _, _>(bytes, out),
+        GgmlType::Mxfp4 => each_block::<BlockMxfp4, _, _>(bytes, out),
     }
 }
 
@@ -65,12 +63,53 @@ impl WithSimd for DequantizeRow<'_> {
     }
 }
 
-/// Calls `f` with every block `B` in `bytes` and the `N` elements of `out` that it describes.
 #[inline(always)]
-fn each_block<B: Pod, const N: usize>(bytes: &[u8], out: &mut [f32], f: impl Fn(B, &mut [f32; N])) {
+fn floats(bytes: &[u8], out: &mut [f32]) {
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = f32::from_le_bytes(*bytes);
+    }
+}
+
+#[inline(always)]
+fn halves(bytes: &[u8], out: &mut [f32]) {
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = f16_to_f32(f16::from_le_bytes(*bytes));
+    }
+}
+
+#[inline(always)]
+fn bfloats(bytes: &[u8], out: &mut [f32]) {
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+    }
+}
+
+/// A block of `N` elements with `H` half-precision scales.
+trait Dequantize<const N: usize, const H: usize>: Pod {
+    fn halves(&self) -> [f16; H];
+    /// Writes the elements; `halves` are this block's, converted.
+    fn dequantize(&self, halves: [f32; H], out: &mut [f32; N]);
+}
+
+/// Blocks whose scales are converted together: one at a time, the conversion would cost as much as the rest.
+const GROUP: usize = 8;
+
+/// Dequantises every block `B` in `bytes`.
+#[inline(always)]
+fn each_block<B: Dequantize<N, H>, const N: usize, const H: usize>(bytes: &[u8], out: &mut [f32]) {
     let (outs, _) = out.as_chunks_mut::<N>();
-    for (block, out) in bytes.chunks_exact(size_of::<B>()).zip(outs) {
-        f(bytemuck::pod_read_unaligned(block), out);
+    for (bytes, outs) in bytes.chunks(GROUP * size_of::<B>()).zip(outs.chunks_mut(GROUP)) {
+        let mut halves = [[f16::ZERO; H]; GROUP];
+        for (bytes, halves) in bytes.chunks_exact(size_of::<B>()).zip(&mut halves) {
+            *halves = bytemuck::pod_read_unaligned::<B>(bytes).halves();
+        }
+        let mut scales = [[0.0; H]; GROUP];
+        for (scale, half) in scales.as_flattened_mut().iter_mut().zip(halves.as_flattened()) {
+            *scale = f16_to_f32(*half);
+        }
+        for ((bytes, out), scales) in bytes.chunks_exact(size_of::<B>()).zip(outs).zip(scales) {
+            bytemuck::pod_read_unaligned::<B>(bytes).dequantize(scales, out);
+        }
     }
 }
 
@@ -87,21 +126,33 @@ pub(super) fn f16_to_f32(v: f16) -> f32 {
     f32::from_bits(magnitude | all_ones | (bits & 0x8000) << 16)
 }
 
-#[inline(always)]
-fn q4_0(b: BlockQ4_0, out: &mut [f32; BlockQ4_0::ELEMS]) {
-    let d = f16_to_f32(b.d);
-    for j in 0..16 {
-        out[j] = d * (i32::from(b.qs[j] & 15) - 8) as f32;
-        out[j + 16] = d * (i32::from(b.qs[j] >> 4) - 8) as f32;
+impl Dequantize<QK, 1> for BlockQ4_0 {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 1] {
+        [self.d]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d]: [f32; 1], out: &mut [f32; QK]) {
+        for j in 0..16 {
+            out[j] = d * (i32::from(self.qs[j] & 15) - 8) as f32;
+            out[j + 16] = d * (i32::from(self.qs[j] >> 4) - 8) as f32;
+        }
     }
 }
 
-#[inline(always)]
-fn q4_1(b: BlockQ4_1, out: &mut [f32; BlockQ4_1::ELEMS]) {
-    let (d, m) = (f16_to_f32(b.d), f16_to_f32(b.m));
-    for j in 0..16 {
-        out[j] = d * f32::from(b.qs[j] & 15) + m;
-        out[j + 16] = d * f32::from(b.qs[j] >> 4) + m;
+impl Dequantize<QK, 2> for BlockQ4_1 {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 2] {
+        [self.d, self.m]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d, m]: [f32; 2], out: &mut [f32; QK]) {
+        for j in 0..16 {
+            out[j] = d * f32::from(self.qs[j] & 15) + m;
+            out[j + 16] = d * f32::from(self.qs[j] >> 4) + m;
+        }
     }
 }
 
@@ -117,27 +168,45 @@ fn five_bits(qh: [u8; 4], qs: &[u8; 16]) -> [i32; 32] {
     q
 }
 
-#[inline(always)]
-fn q5_0(b: BlockQ5_0, out: &mut [f32; BlockQ5_0::ELEMS]) {
-    let d = f16_to_f32(b.d);
-    for (out, q) in out.iter_mut().zip(five_bits(b.qh, &b.qs)) {
-        *out = d * (q - 16) as f32;
+impl Dequantize<QK, 1> for BlockQ5_0 {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 1] {
+        [self.d]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d]: [f32; 1], out: &mut [f32; QK]) {
+        for (out, q) in out.iter_mut().zip(five_bits(self.qh, &self.qs)) {
+            *out = d * (q - 16) as f32;
+        }
     }
 }
 
-#[inline(always)]
-fn q5_1(b: BlockQ5_1, out: &mut [f32; BlockQ5_1::ELEMS]) {
-    let (d, m) = (f16_to_f32(b.d), f16_to_f32(b.m));
-    for (out, q) in out.iter_mut().zip(five_bits(b.qh, &b.qs)) {
-        *out = d * q as f32 + m;
+impl Dequantize<QK, 2> for BlockQ5_1 {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 2] {
+        [self.d, self.m]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d, m]: [f32; 2], out: &mut [f32; QK]) {
+        for (out, q) in out.iter_mut().zip(five_bits(self.qh, &self.qs)) {
+            *out = d * q as f32 + m;
+        }
     }
 }
 
-#[inline(always)]
-fn q8_0(b: BlockQ8_0, out: &mut [f32; BlockQ8_0::ELEMS]) {
-    let d = f16_to_f32(b.d);
-    for (out, q) in out.iter_mut().zip(b.qs) {
-        *out = d * f32::from(q);
+impl Dequantize<QK, 1> for BlockQ8_0 {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 1] {
+        [self.d]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d]: [f32; 1], out: &mut [f32; QK]) {
+        for (out, q) in out.iter_mut().zip(self.qs) {
+            *out = d * f32::from(q);
+        }
     }
 }
 
@@ -153,45 +222,63 @@ fn scale_min(scales: &[u8; 12], s: usize) -> (u8, u8) {
     }
 }
 
-#[inline(always)]
-fn q4_k(b: BlockQ4K, out: &mut [f32; BlockQ4K::ELEMS]) {
-    let (d, dmin) = (f16_to_f32(b.d), f16_to_f32(b.dmin));
-    for (s, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (sc, mn) = scale_min(&b.scales, s);
-        let (d, m) = (d * f32::from(sc), dmin * f32::from(mn));
-        let qs = &b.qs[s / 2 * 32..][..32];
-        for (out, q) in out.iter_mut().zip(qs) {
-            *out = d * f32::from(q >> (s % 2 * 4) & 15) - m;
+impl Dequantize<QK_K, 2> for BlockQ4K {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 2] {
+        [self.d, self.dmin]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d, dmin]: [f32; 2], out: &mut [f32; QK_K]) {
+        for (s, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (sc, mn) = scale_min(&self.scales, s);
+            let (d, m) = (d * f32::from(sc), dmin * f32::from(mn));
+            let qs = &self.qs[s / 2 * 32..][..32];
+            for (out, q) in out.iter_mut().zip(qs) {
+                *out = d * f32::from(q >> (s % 2 * 4) & 15) - m;
+            }
         }
     }
 }
 
-#[inline(always)]
-fn q5_k(b: BlockQ5K, out: &mut [f32; BlockQ5K::ELEMS]) {
-    let (d, dmin) = (f16_to_f32(b.d), f16_to_f32(b.dmin));
-    for (s, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (sc, mn) = scale_min(&b.scales, s);
-        let (d, m) = (d * f32::from(sc), dmin * f32::from(mn));
-        let qs = &b.qs[s / 2 * 32..][..32];
-        for ((out, q), qh) in out.iter_mut().zip(qs).zip(b.qh) {
-            *out = d * f32::from(q >> (s % 2 * 4) & 15 | (qh >> s & 1) << 4) - m;
+impl Dequantize<QK_K, 2> for BlockQ5K {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 2] {
+        [self.d, self.dmin]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d, dmin]: [f32; 2], out: &mut [f32; QK_K]) {
+        for (s, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (sc, mn) = scale_min(&self.scales, s);
+            let (d, m) = (d * f32::from(sc), dmin * f32::from(mn));
+            let qs = &self.qs[s / 2 * 32..][..32];
+            for ((out, q), qh) in out.iter_mut().zip(qs).zip(self.qh) {
+                *out = d * f32::from(q >> (s % 2 * 4) & 15 | (qh >> s & 1) << 4) - m;
+            }
         }
     }
 }
 
-#[inline(always)]
-fn q6_k(b: BlockQ6K, out: &mut [f32; BlockQ6K::ELEMS]) {
-    let d = f16_to_f32(b.d);
-    for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (half, group) = (g / 4, g % 4);
-        let ql = &b.ql[half * 64 + group % 2 * 32..][..32];
-        let qh = &b.qh[half * 32..][..32];
-        for (sub, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let d = d * f32::from(b.scales[g * 2 + sub]);
-            for (j, out) in out.iter_mut().enumerate() {
-                let p = sub * 16 + j;
-                let q = ql[p] >> (group / 2 * 4) & 15 | (qh[p] >> (group * 2) & 3) << 4;
-                *out = d * (i32::from(q) - 32) as f32;
+impl Dequantize<QK_K, 1> for BlockQ6K {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 1] {
+        [self.d]
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, [d]: [f32; 1], out: &mut [f32; QK_K]) {
+        for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (half, group) = (g / 4, g % 4);
+            let ql = &self.ql[half * 64 + group % 2 * 32..][..32];
+            let qh = &self.qh[half * 32..][..32];
+            for (sub, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                let d = d * f32::from(self.scales[g * 2 + sub]);
+                for (j, out) in out.iter_mut().enumerate() {
+                    let p = sub * 16 + j;
+                    let q = ql[p] >> (group / 2 * 4) & 15 | (qh[p] >> (group * 2) & 3) << 4;
+                    *out = d * (i32::from(q) - 32) as f32;
+                }
             }
         }
     }
@@ -214,12 +301,19 @@ fn e8m0_halved(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 1 << (21 + e) } else { u32::from(e - 1) << 23 })
 }
 
-#[inline(always)]
-fn mxfp4(b: BlockMxfp4, out: &mut [f32; BlockMxfp4::ELEMS]) {
-    let d = e8m0_halved(b.e);
-    for j in 0..16 {
-        out[j] = d * e2m1_doubled(b.qs[j] & 15);
-        out[j + 16] = d * e2m1_doubled(b.qs[j] >> 4);
+impl Dequantize<QK, 0> for BlockMxfp4 {
+    #[inline(always)]
+    fn halves(&self) -> [f16; 0] {
+        []
+    }
+
+    #[inline(always)]
+    fn dequantize(&self, _: [f32; 0], out: &mut [f32; QK]) {
+        let d = e8m0_halved(self.e);
+        for j in 0..16 {
+            out[j] = d * e2m1_doubled(self.qs[j] & 15);
+            out[j + 16] = d * e2m1_doubled(self.qs[j] >> 4);
+        }
     }
 }
 

@@ -147,7 +147,7 @@ impl WithSimd for Strip<'_> {
 fn tile<S: Simd, const M: usize>(simd: S, w: &[f32], xs: [&[f32]; M], y: (&mut [f32], usize, usize)) {
     let (y, stride, x0) = y;
     let cols = xs[0].len();
-    let w: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &w[r * cols..][..cols]);
+    let w = [&w[..cols], &w[cols..2 * cols], &w[2 * cols..3 * cols], &w[3 * cols..4 * cols]];
     let sums = dots(simd, w, xs);
     for (y, sums) in y.chunks_exact_mut(stride).zip(sums) {
         y[x0..x0 + M].copy_from_slice(&sums);
@@ -155,16 +155,26 @@ fn tile<S: Simd, const M: usize>(simd: S, w: &[f32], xs: [&[f32]; M], y: (&mut [
 }
 
 /// The dot products of `R` rows with `M` rows of the same length.
+///
+/// Plain loops: a closure, and so `array::map`, would not be compiled for the dispatched instruction set.
 #[inline(always)]
 pub(super) fn dots<S: Simd, const R: usize, const M: usize>(simd: S, w: [&[f32]; R], xs: [&[f32]; M]) -> [[f32; M]; R] {
-    let w = w.map(S::as_simd_f32s);
-    let xs = xs.map(S::as_simd_f32s);
-    let n = w[0].0.len();
-    let w_body = w.map(|(body, _)| &body[..n]);
-    let x_body = xs.map(|(body, _)| &body[..n]);
-    let mut acc = [[simd.splat_f32s(0.0); M]; R];
+    let n = S::as_simd_f32s(w[0]).0.len();
+    let mut w_body: [&[S::f32s]; R] = [&[]; R];
+    for r in 0..R {
+        w_body[r] = &S::as_simd_f32s(w[r]).0[..n];
+    }
+    let mut x_body: [&[S::f32s]; M] = [&[]; M];
+    for j in 0..M {
+        x_body[j] = &S::as_simd_f32s(xs[j]).0[..n];
+    }
+    let zero = simd.splat_f32s(0.0);
+    let mut acc = [[zero; M]; R];
     for i in 0..n {
-        let x: [S::f32s; M] = std::array::from_fn(|j| x_body[j][i]);
+        let mut x = [zero; M];
+        for j in 0..M {
+            x[j] = x_body[j][i];
+        }
         for r in 0..R {
             let w = w_body[r][i];
             for j in 0..M {
@@ -172,16 +182,16 @@ pub(super) fn dots<S: Simd, const R: usize, const M: usize>(simd: S, w: [&[f32];
             }
         }
     }
-    if !w[0].1.is_empty() {
-        let x: [S::f32s; M] = std::array::from_fn(|j| simd.partial_load_f32s(xs[j].1));
-        for r in 0..R {
-            let w = simd.partial_load_f32s(w[r].1);
-            for j in 0..M {
-                acc[r][j] = simd.mul_add_f32s(w, x[j], acc[r][j]);
-            }
+    let mut sums = [[0.0; M]; R];
+    for r in 0..R {
+        for j in 0..M {
+            // Columns that do not fill a vector, with zeros beyond them.
+            let w = simd.partial_load_f32s(S::as_simd_f32s(w[r]).1);
+            let x = simd.partial_load_f32s(S::as_simd_f32s(xs[j]).1);
+            sums[r][j] = simd.reduce_sum_f32s(simd.mul_add_f32s(w, x, acc[r][j]));
         }
     }
-    acc.map(|row| row.map(|sum| simd.reduce_sum_f32s(sum)))
+    sums
 }
 
 /// `Σ a[i]·b[i]`.

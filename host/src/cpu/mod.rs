@@ -38,6 +38,30 @@ impl CpuBackend {
     }
 }
 
+/// Zeros that take memory only when they are first written.
+///
+/// # Errors
+/// If the machine cannot have that much.
+fn zeros(what: &str, rows: usize, cols: usize) -> api::Result<Vec<f32>> {
+    let elems = rows.saturating_mul(cols);
+    // `vec!` asks the system for zero pages, but ends the process where it gets none: ask first.
+    match Vec::<f32>::new().try_reserve_exact(elems) {
+        Ok(()) => Ok(vec![0.0; elems]),
+        Err(_) => {
+            let needed = (elems as u64).saturating_mul(4);
+            Err(api::Error::OutOfMemory { what: what.to_owned(), needed, free: available_bytes() })
+        }
+    }
+}
+
+/// Memory that the system could still give, for error messages; 0 where it does not say.
+fn available_bytes() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    kib.map_or(0, |kib: u64| kib.saturating_mul(1024))
+}
+
 /// f32 values `[rows, cols]`.
 pub struct Tensor {
     data: Vec<f32>,

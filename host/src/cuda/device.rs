@@ -11,7 +11,7 @@ use cust::stream::{Stream, StreamFlags};
 
 use super::driver::{self, Driver};
 use super::error::{Error, Result, check, check_cust};
-use super::module::Kernels;
+use super::module::{KernelSource, Kernels};
 use super::raw;
 use super::select::Selector;
 use super::timing::Timers;
@@ -48,25 +48,33 @@ impl fmt::Display for DeviceInfo {
 /// # Errors
 /// Where there is no driver or no device, or a property cannot be read.
 pub fn list() -> Result<Vec<DeviceInfo>> {
-    driver::load()?;
-    let n = check_cust("cuDeviceGetCount", CustDevice::num_devices())?;
-    if n == 0 {
-        return Err(Error::NoDevice);
-    }
-    (0..n).map(describe).collect()
+    (0..count()?).map(|index| Ok(probe(index)?.info)).collect()
 }
 
-fn describe(index: u32) -> Result<DeviceInfo> {
+/// How many devices there are, at least one.
+fn count() -> Result<u32> {
+    driver::load()?;
+    match check_cust("cuDeviceGetCount", CustDevice::num_devices())? {
+        0 => Err(Error::NoDevice),
+        n => Ok(n),
+    }
+}
+
+/// A device and the context that its free memory was asked in. Making a context takes a fraction of a
+/// second, so the one of the device that is chosen is kept.
+struct Probe {
+    info: DeviceInfo,
+    context: Result<SharedContext>,
+}
+
+fn probe(index: u32) -> Result<Probe> {
     let device = check_cust("cuDeviceGet", CustDevice::get_device(index))?;
-    let properties = properties(device)?;
     let total_bytes = check_cust("cuDeviceTotalMem", device.total_memory())? as u64;
-    let memory = SharedContext::retain(device).and_then(|context| context.memory());
-    Ok(DeviceInfo {
-        index,
-        uuid: uuid(device)?,
-        properties,
-        memory: memory.unwrap_or(MemoryInfo { free_bytes: 0, total_bytes }),
-    })
+    let context = SharedContext::retain(device);
+    let memory = context.as_ref().ok().and_then(|context| context.memory().ok());
+    let memory = memory.unwrap_or(MemoryInfo { free_bytes: 0, total_bytes });
+    let info = DeviceInfo { index, uuid: uuid(device)?, properties: properties(device)?, memory };
+    Ok(Probe { info, context })
 }
 
 fn properties(device: CustDevice) -> Result<Properties> {
@@ -165,21 +173,35 @@ impl CudaDevice {
     /// # Errors
     /// Where there is no driver or no such device, or where the kernels do not load: a missing target,
     /// PTX newer than the driver, or one bad entry, each named.
-    pub fn open(selector: &Selector, source: &super::module::KernelSource) -> Result<CudaDevice> {
-        let devices = list()?;
-        CudaDevice::open_listed(selector.choose(&devices)?, source)
+    pub fn open(selector: &Selector, source: &KernelSource) -> Result<CudaDevice> {
+        let n = count()?;
+        // A device that is named by its index needs no look at the others.
+        let indices = match selector {
+            Selector::Index(index) if *index < n => *index..*index + 1,
+            _ => 0..n,
+        };
+        let mut probes = indices.map(probe).collect::<Result<Vec<_>>>()?;
+        let infos: Vec<DeviceInfo> = probes.iter().map(|probe| probe.info.clone()).collect();
+        let chosen = selector.choose(&infos)?.index;
+        probes.retain(|probe| probe.info.index == chosen);
+        let Probe { info, context } = probes.pop().expect("the chosen device is one of the probed");
+        CudaDevice::with_context(info, context?, source)
     }
 
     /// Opens a device of [`list`].
     ///
     /// # Errors
     /// As for [`CudaDevice::open`].
-    pub fn open_listed(info: &DeviceInfo, source: &super::module::KernelSource) -> Result<CudaDevice> {
-        let driver = driver::load()?;
+    pub fn open_listed(info: &DeviceInfo, source: &KernelSource) -> Result<CudaDevice> {
+        driver::load()?;
         let device = check_cust("cuDeviceGet", CustDevice::get_device(info.index))?;
-        let context = Arc::new(SharedContext::retain(device)?);
+        CudaDevice::with_context(info.clone(), SharedContext::retain(device)?, source)
+    }
+
+    fn with_context(info: DeviceInfo, context: SharedContext, source: &KernelSource) -> Result<CudaDevice> {
+        let driver = driver::load()?;
+        let context = Arc::new(context);
         context.bind()?;
-        let capability = info.properties.capability;
         let kernels = Kernels::load(source, driver.version(), &info.properties)?;
         let stream = check_cust("cuStreamCreate", Stream::new(StreamFlags::DEFAULT, None))?;
         Ok(CudaDevice {
@@ -188,10 +210,10 @@ impl CudaDevice {
             stream,
             context,
             id: DeviceId::next(),
-            info: info.clone(),
+            overlaps_launches: info.properties.capability >= (9, 0) && driver.has("cuLaunchKernelEx"),
+            info,
             driver,
             sync_each_launch: std::env::var_os("ZINC_SYNC").is_some_and(|value| value == "1"),
-            overlaps_launches: capability >= (9, 0) && driver.has("cuLaunchKernelEx"),
             capturing: AtomicBool::new(false),
         })
     }

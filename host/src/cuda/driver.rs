@@ -3,7 +3,7 @@
 //! `cust` links against `libcuda` by name. Linking the real library would make the program refuse to
 //! start where no driver is installed, and needs a CUDA toolkit to build. Instead this module *defines*
 //! every driver symbol: each is a jump through a slot of one table, and a slot starts at
-//! [`unavailable`], which returns `CUDA_ERROR_STUB_LIBRARY`. [`load`] opens `libcuda.so.1` and fills the
+//! `unavailable`, which returns `CUDA_ERROR_STUB_LIBRARY`. [`load`] opens `libcuda.so.1` and fills the
 //! slots. One binary therefore starts everywhere, and a call that the installed driver is too old to
 //! have fails with an error code instead of failing to link.
 //!
@@ -144,7 +144,7 @@ fn open(candidates: &[&'static str]) -> Result<Driver> {
     Err(Error::NoDriver { tried: tried.join("; ") })
 }
 
-/// Points each slot at the library's function of that name; what it lacks stays [`unavailable`].
+/// Points each slot at the library's function of that name; what it lacks stays `unavailable`.
 fn fill(library: &libloading::Library) {
     for (name, slot) in NAMES.iter().zip(&SLOTS) {
         // SAFETY: only the address is taken here. It is called through the declarations of cust_raw and

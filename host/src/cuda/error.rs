@@ -66,8 +66,8 @@ pub enum Error {
         /// The compiler's log, which may be empty.
         log: String,
     },
-    /// One kernel of a loaded module cannot be had.
-    #[error("kernel {kernel} cannot be used: {source}")]
+    /// One kernel cannot be had from its module, or its launch failed.
+    #[error("kernel {kernel}: {source}")]
     Entry {
         /// The kernel's name.
         kernel: String,

@@ -30,22 +30,9 @@ pub enum EngineError {
         /// What is wrong.
         source: TokenizerError,
     },
-    /// The chat template that was given cannot be used.
-    #[error("{path}: the chat template cannot be used", path = path.display())]
-    Template {
-        /// The template's file.
-        path: PathBuf,
-        /// What is wrong.
-        source: TemplateError,
-    },
-    /// A file could not be read.
-    #[error("{path}", path = path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    /// The chat template cannot be used.
+    #[error("the chat template cannot be used")]
+    Template(#[from] TemplateError),
     /// The device cannot hold what was asked for.
     #[error("a context of {n_ctx} tokens, {n_slots} times, does not fit")]
     Memory {

@@ -22,7 +22,7 @@ pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, Engin
     let gguf = Arc::new(Gguf::open(path)?);
     let config = Config::from_gguf(&gguf)?;
     let tokenizer = read_tokenizer(path, &gguf)?;
-    let template = read_template(&gguf, options)?;
+    let template = read_template(&gguf, tokenizer.as_ref(), options)?;
     let mut options = options.clone();
     let limits = choose_limits(&config, &mut options)?;
     let executor = load(gguf, &options.device, limits)?;
@@ -103,6 +103,15 @@ fn read_tokenizer(path: &Path, gguf: &Gguf) -> Result<Option<Arc<Tokenizer>>, En
     }
 }
 
-fn read_template(_gguf: &Gguf, _options: &EngineOptions) -> Result<Option<Arc<Template>>, EngineError> {
-    Ok(None)
+/// The template that was asked for, or the file's own.
+fn read_template(
+    gguf: &Gguf,
+    tokenizer: Option<&Arc<Tokenizer>>,
+    options: &EngineOptions,
+) -> Result<Option<Arc<Template>>, EngineError> {
+    let Some(tokenizer) = tokenizer else { return Ok(None) };
+    if let Some(path) = &options.chat_template {
+        return Ok(Some(Arc::new(Template::from_file(path, tokenizer)?)));
+    }
+    Ok(Template::from_gguf(gguf, tokenizer)?.map(Arc::new))
 }

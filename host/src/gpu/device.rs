@@ -278,7 +278,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Every buffer that the graph was captured with is still alive.
     unsafe fn replay(&self, graph: &Self::Graph) -> Result<()>;
 
-    /// Turns timing of each launch on or off. While it is on, launches are far apart in time.
+    /// Turns timing of each launch on or off. While it is on, launches are far apart in time, and those
+    /// of a replay are not seen: time the launches themselves, or the replay as a whole by events.
     fn set_profiling(&self, on: bool);
 
     /// The times of the launches since profiling was turned on or last taken.

@@ -1,5 +1,6 @@
 //! The GPU backend, over any device that launches kernels.
 
+pub mod backend;
 pub mod command;
 pub mod device;
 pub mod emulated;
@@ -10,6 +11,7 @@ pub mod ptx;
 pub mod self_test;
 pub mod staging;
 
+pub use backend::{Activations, BackendOptions, GpuBackend, KvType};
 pub use command::{Ring, Ticket};
 pub use device::{Device, DeviceError, DeviceId, MemoryInfo, Properties, Result};
 pub use emulated::Emulated;

@@ -16,34 +16,33 @@ use super::memory::Slice;
 const COPY_PART_BYTES: usize = 1 << 20;
 
 /// A few pinned chunks that uploads pass through, in turn.
-pub struct Staging<'d, D: Device> {
-    device: &'d D,
+pub struct Staging<D: Device> {
     chunk_bytes: usize,
     free: Vec<D::Pinned>,
     /// Chunks that the device still reads, oldest first.
     in_flight: VecDeque<(D::Pinned, D::Event)>,
 }
 
-impl<'d, D: Device> Staging<'d, D> {
+impl<D: Device> Staging<D> {
     /// `n_chunks` chunks of `chunk_bytes`, at least one of at least one byte.
     ///
     /// # Errors
     /// Where the host has too little memory to pin.
-    pub fn new(device: &'d D, chunk_bytes: usize, n_chunks: usize) -> Result<Self> {
+    pub fn new(device: &D, chunk_bytes: usize, n_chunks: usize) -> Result<Self> {
         let chunk_bytes = chunk_bytes.max(1);
         let free = (0..n_chunks.max(1)).map(|_| device.alloc_pinned(chunk_bytes)).collect::<Result<Vec<_>>>()?;
-        Ok(Staging { device, chunk_bytes, free, in_flight: VecDeque::new() })
+        Ok(Staging { chunk_bytes, free, in_flight: VecDeque::new() })
     }
 
-    /// Queues copying `from` to `to`, in chunks.
+    /// Queues copying `from` to `to`, in chunks; the device is always the one that the chunks were made for.
     ///
     /// # Errors
     /// [`DeviceError::Range`] where the lengths differ, else the device's.
-    pub fn upload(&mut self, to: Slice<'_, u8>, from: &[u8]) -> Result<()> {
+    pub fn upload(&mut self, device: &D, to: Slice<'_, u8>, from: &[u8]) -> Result<()> {
         to.check_len("the upload", from.len())?;
         for (i, part) in from.chunks(self.chunk_bytes).enumerate() {
             let start = i * self.chunk_bytes;
-            self.upload_with(to.part(start..start + part.len())?, |chunk| copy_parallel(part, chunk))?;
+            self.upload_with(device, to.part(start..start + part.len())?, |chunk| copy_parallel(part, chunk))?;
         }
         Ok(())
     }
@@ -52,15 +51,15 @@ impl<'d, D: Device> Staging<'d, D> {
     ///
     /// # Errors
     /// [`DeviceError::Range`] where `to` is longer than a chunk, else the device's.
-    pub fn upload_with(&mut self, to: Slice<'_, u8>, fill: impl FnOnce(&mut [u8])) -> Result<()> {
+    pub fn upload_with(&mut self, device: &D, to: Slice<'_, u8>, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         if to.len() > self.chunk_bytes {
             return Err(DeviceError::Range(format!("{} bytes through chunks of {}", to.len(), self.chunk_bytes)));
         }
-        let mut chunk = self.next_chunk()?;
+        let mut chunk = self.next_chunk(device)?;
         fill(&mut chunk.bytes_mut()[..to.len()]);
         // SAFETY: the chunk moves to `in_flight`, where nothing touches it until its event is done.
         #[expect(unsafe_code, reason = "a transfer that outlives the call")]
-        let event = unsafe { self.device.upload_async(to, &chunk) }?;
+        let event = unsafe { device.upload_async(to, &chunk) }?;
         self.in_flight.push_back((chunk, event));
         Ok(())
     }
@@ -69,20 +68,20 @@ impl<'d, D: Device> Staging<'d, D> {
     ///
     /// # Errors
     /// The device's.
-    pub fn finish(&mut self) -> Result<()> {
+    pub fn finish(&mut self, device: &D) -> Result<()> {
         while let Some((chunk, event)) = self.in_flight.pop_front() {
-            self.device.wait(&event)?;
+            device.wait(&event)?;
             self.free.push(chunk);
         }
         Ok(())
     }
 
-    fn next_chunk(&mut self) -> Result<D::Pinned> {
+    fn next_chunk(&mut self, device: &D) -> Result<D::Pinned> {
         if let Some(chunk) = self.free.pop() {
             return Ok(chunk);
         }
         let (chunk, event) = self.in_flight.pop_front().expect("a chunk is free or in flight: there is at least one");
-        self.device.wait(&event)?;
+        device.wait(&event)?;
         Ok(chunk)
     }
 }
@@ -130,19 +129,20 @@ impl<D: Device, T: Pod> Readback<D, T> {
         Ok(())
     }
 
-    /// Waits for the oldest push and hands out its elements; `None` where there is none.
+    /// Waits for the oldest push and puts its elements into `out`, in place of what was there. Returns
+    /// `false`, and leaves `out` alone, where there is none.
     ///
     /// # Errors
     /// The device's.
-    pub fn pop(&mut self, device: &D) -> Result<Option<Vec<T>>> {
-        let Some((_, event, _)) = self.in_flight.front() else { return Ok(None) };
-        device.wait(event)?;
-        let Some((slot, _, len)) = self.in_flight.pop_front() else { return Ok(None) };
-        let mut elements = vec![T::zeroed(); len];
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut elements);
+    pub fn pop(&mut self, device: &D, out: &mut Vec<T>) -> Result<bool> {
+        let Some((slot, event, len)) = self.in_flight.pop_front() else { return Ok(false) };
+        device.wait(&event)?;
+        out.clear();
+        out.resize(len, T::zeroed());
+        let bytes = bytemuck::cast_slice_mut::<T, u8>(out);
         bytes.copy_from_slice(&slot.bytes()[..bytes.len()]);
         self.free.push(slot);
-        Ok(Some(elements))
+        Ok(true)
     }
 
     /// How many pushes were not popped.

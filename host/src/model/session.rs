@@ -66,18 +66,19 @@ impl<B: Backend> Session<B> {
         Ok(Session { backend, config, limits, model, cache, scratch })
     }
 
-    /// Checks a batch and runs the layers over it, then `finish` with the normed hidden states in `norm`.
-    fn step(
-        &mut self,
-        batch: &Batch,
-        finish: impl FnOnce(&mut B, &Model<B>, &mut Scratch<B>, &B::Batch) -> Result + Send,
-    ) -> Result {
+    /// Checks a batch, and runs the layers and the head over it.
+    fn logits_step(&mut self, batch: &Batch) -> Result {
         check(batch, &self.config, self.limits)?;
-        let batch = self.backend.batch(batch)?;
+        let has_outputs = !batch.outputs.is_empty();
+        let batch = &self.backend.batch(batch)?;
         let (model, s, cache) = (&mut self.model, &mut self.scratch, &mut self.cache);
-        self.backend.run(move |b| {
-            layers(b, model, s, cache, &batch)?;
-            finish(b, model, s, &batch)
+        self.backend.run_recorded(batch, move |b| {
+            layers(b, model, s, cache, batch)?;
+            if !has_outputs {
+                return Ok(());
+            }
+            b.gather_outputs(&mut s.output, &s.norm, batch)?;
+            b.head(&mut s.logits, model.head(), &s.output, batch)
         })
     }
 }
@@ -115,18 +116,15 @@ impl<B: Backend> Executor for Session<B> {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result {
         let n_outputs = batch.outputs.len() as u32;
-        self.step(batch, |b, model, s, batch| {
-            if n_outputs == 0 {
-                return Ok(());
-            }
-            b.gather_outputs(&mut s.output, &s.norm, batch)?;
-            b.head(&mut s.logits, model.head(), &s.output, batch)
-        })?;
+        self.logits_step(batch)?;
         self.backend.read(&self.scratch.logits, n_outputs, logits)
     }
 
     fn hidden(&mut self, batch: &Batch, out: &mut Vec<f32>) -> Result {
-        self.step(batch, |_, _, _, _| Ok(()))?;
+        check(batch, &self.config, self.limits)?;
+        let on_device = self.backend.batch(batch)?;
+        let (model, s, cache) = (&mut self.model, &mut self.scratch, &mut self.cache);
+        self.backend.run(move |b| layers(b, model, s, cache, &on_device))?;
         self.backend.read(&self.scratch.norm, batch.tokens.len() as u32, out)
     }
 

@@ -17,23 +17,25 @@ pub(super) struct Bpe {
 
 impl Bpe {
     pub(super) fn new(vocab: &Vocab, pre: Pretokenizer, merges: &[String]) -> Result<Bpe, TokenizerError> {
-        let ids: bpe::Vocab = vocab.mergeable().map(|(id, text)| (text.to_owned(), id)).collect();
         let mut pairs = Vec::with_capacity(merges.len());
-        let mut union = String::new();
         for (index, merge) in merges.iter().enumerate() {
-            let (left, right) = split_merge(merge).ok_or(TokenizerError::Merge { index })?;
-            union.clear();
-            union.extend([left, right]);
-            // A merge of or into something that is no token cannot happen; the builder would refuse it.
-            if [left, right, &union].into_iter().all(|text| ids.contains_key(text)) {
-                pairs.push((left.to_owned(), right.to_owned()));
-            }
+            pairs.push(split_merge(merge).ok_or(TokenizerError::Merge { index })?);
         }
-        let merger = bpe::BPE::builder()
-            .vocab_and_merges(ids, pairs)
-            .ignore_merges(pre.ignores_merges())
-            .build()
-            .map_err(|error| TokenizerError::Build(error.to_string()))?;
+        let ids: bpe::Vocab = vocab.mergeable().map(|(id, text)| (text.to_owned(), id)).collect();
+        // The crate copies each union to a buffer of the longest token's length, unchecked.
+        let longest = ids.keys().map(String::len).max().unwrap_or(0);
+        pairs.retain(|(left, right)| left.len() + right.len() <= longest);
+        let merger = match build(ids, &pairs, pre) {
+            Ok(merger) => merger,
+            // It also refuses merges of or into something that is no token. They can never apply.
+            Err(_) => {
+                let ids: bpe::Vocab = vocab.mergeable().map(|(id, text)| (text.to_owned(), id)).collect();
+                pairs.retain(|(left, right)| {
+                    [*left, *right, &format!("{left}{right}")].into_iter().all(|text| ids.contains_key(text))
+                });
+                build(ids, &pairs, pre)?
+            }
+        };
         Ok(Bpe { merger, pre, alphabet: byte_alphabet() })
     }
 
@@ -47,6 +49,15 @@ impl Bpe {
             ids.extend(tokens.iter().map(|token| token.id));
         }
     }
+}
+
+fn build(ids: bpe::Vocab, pairs: &[(&str, &str)], pre: Pretokenizer) -> Result<bpe::BPE, TokenizerError> {
+    let pairs = pairs.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect();
+    bpe::BPE::builder()
+        .vocab_and_merges(ids, pairs)
+        .ignore_merges(pre.ignores_merges())
+        .build()
+        .map_err(|error| TokenizerError::Build(error.to_string()))
 }
 
 /// The parts of a merge. The first may be a space itself, so the search starts after one character.

@@ -72,7 +72,7 @@ struct Inner {
 
 enum Algorithm {
     Bpe(Box<Bpe>),
-    Spm(Spm),
+    Spm(Box<Spm>),
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -105,7 +105,7 @@ impl Tokenizer {
         let special = Special::new(&vocab)?;
         let algorithm = match &vocab.kind {
             VocabKind::Bpe { pre, merges } => Algorithm::Bpe(Box::new(Bpe::new(&vocab, *pre, merges)?)),
-            VocabKind::Spm { scores } => Algorithm::Spm(Spm::new(&vocab, scores)),
+            VocabKind::Spm { scores } => Algorithm::Spm(Box::new(Spm::new(&vocab, scores))),
         };
         if vocab.add_bos && vocab.bos.is_none() {
             tracing::warn!("the model asks for a BOS token and names none: prompts start without one");

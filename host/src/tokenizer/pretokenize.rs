@@ -151,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_are_not_cut() {
-        for unit in [" ", "\t", "x", "X", "日", "1", "\n", "!", " \n"] {
-            let text = unit.repeat(1 << 21);
-            for (rule, _) in NAMES {
-                let n_bytes: usize = rule.split(&text).iter().map(|word| word.len()).sum();
-                assert_eq!(n_bytes, text.len(), "{rule:?} on {unit:?}");
-            }
+    fn runs_beyond_a_million_steps_are_not_cut() {
+        let n = 1_100_000;
+        let text = [" ".repeat(n), "x".repeat(n), "X".repeat(n), "!".repeat(n), "\n".repeat(n)].concat();
+        for (rule, _) in NAMES {
+            let words = rule.split(&text);
+            assert_eq!(words.iter().map(|word| word.len()).sum::<usize>(), text.len(), "{rule:?}");
+            assert!((5..8).contains(&words.len()), "{rule:?}: {} words", words.len());
         }
     }
 }

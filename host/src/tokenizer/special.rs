@@ -38,6 +38,11 @@ const END_OF_GENERATION: [&str; 26] = [
     "<fim-pad>",
 ];
 
+fn ends_generation(text: &str) -> bool {
+    // Most tokens are words; the first byte rules them out.
+    matches!(text.as_bytes().first(), Some(b'<' | b'[' | b'_')) && END_OF_GENERATION.contains(&text)
+}
+
 pub(super) struct Special {
     /// What template text may contain: all special tokens.
     trusted: Finder,
@@ -68,7 +73,7 @@ impl Finder {
 /// Some files mark tokens that end generation as text. They are control tokens nevertheless.
 pub(super) fn mark_end_of_generation(vocab: &mut Vocab) {
     for (text, ty) in vocab.tokens.iter().zip(&mut vocab.types) {
-        if END_OF_GENERATION.contains(&text.as_str()) && *ty != TokenType::Unknown {
+        if ends_generation(text) && *ty != TokenType::Unknown {
             *ty = TokenType::Control;
         }
     }
@@ -128,7 +133,7 @@ impl Special {
 
 fn end_of_generation(vocab: &Vocab) -> HashSet<u32> {
     let by_text = |wanted: &str| (0u32..).zip(&vocab.tokens).find(|(_, text)| *text == wanted).map(|(id, _)| id);
-    let listed = (0u32..).zip(&vocab.tokens).filter(|(_, text)| END_OF_GENERATION.contains(&text.as_str()));
+    let listed = (0u32..).zip(&vocab.tokens).filter(|(_, text)| ends_generation(text));
     let mut eog: HashSet<u32> = listed.map(|(id, _)| id).collect();
     // In the harmony format <|end|> ends one message of a reply, and <|return|> or <|call|> the reply.
     if by_text("<|return|>").is_some() && by_text("<|call|>").is_some() {

@@ -16,6 +16,8 @@ pub(super) const SPACE: &str = "▁";
 
 pub(super) struct Spm {
     ids: HashMap<Box<str>, u32>,
+    /// Length of the longest token in bytes; no longer union needs looking up.
+    longest: usize,
     scores: Vec<f32>,
     /// The token of each byte.
     bytes: [Option<u32>; 256],
@@ -67,8 +69,9 @@ impl Spm {
                 bytes[usize::from(byte)] = Some(id);
             }
         }
-        let ids = vocab.mergeable().map(|(id, text)| (text.into(), id)).collect();
-        Spm { ids, scores: scores.to_vec(), bytes, unk: vocab.unk }
+        let ids: HashMap<Box<str>, u32> = vocab.mergeable().map(|(id, text)| (text.into(), id)).collect();
+        let longest = ids.keys().map(|text| text.len()).max().unwrap_or(0);
+        Spm { ids, longest, scores: scores.to_vec(), bytes, unk: vocab.unk }
     }
 
     pub(super) fn encode(&self, text: &str, space_prefix: bool, ids: &mut Vec<u32>) {
@@ -106,7 +109,7 @@ impl Spm {
 
     fn candidate(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Pair> {
         let (start, end) = (symbols[left].start, symbols[right].end);
-        let id = *self.ids.get(&text[start..end])?;
+        let id = if end - start <= self.longest { *self.ids.get(&text[start..end])? } else { return None };
         Some(Pair { score: self.scores[id as usize], left, right, n_bytes: end - start })
     }
 
@@ -152,7 +155,7 @@ mod tests {
     #[test]
     fn equal_scores_merge_from_the_left() {
         let ids = [("a", 0), ("aa", 1)].map(|(text, id)| (text.into(), id)).into_iter().collect();
-        let spm = Spm { ids, scores: vec![0.0; 2], bytes: [None; 256], unk: Some(7) };
+        let spm = Spm { ids, longest: 2, scores: vec![0.0; 2], bytes: [None; 256], unk: Some(7) };
         let mut out = Vec::new();
         spm.encode("aaab", false, &mut out);
         assert_eq!(out, [1, 0, 7]);

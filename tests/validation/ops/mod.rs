@@ -13,7 +13,8 @@ use std::sync::Arc;
 use gpu_kernels::blocks::GgmlType;
 use host::backend::{Backend, Batch, PAGE_TOKENS, Span};
 use host::cpu::CpuBackend;
-use host::gguf::Gguf;
+use host::gguf::{Gguf, Writer};
+use host::gpu::{BackendOptions, Emulated, GpuBackend};
 
 /// A kind of backend under test.
 pub(crate) trait Machine {
@@ -21,6 +22,10 @@ pub(crate) trait Machine {
     /// Largest error of `Σ w·x`, relative to `Σ |w·x|`.
     const PRODUCT_ERROR: f64;
     fn backend(file: &Arc<Gguf>) -> Self::B;
+    /// Activations `[values.len() / cols, cols]`, where they cannot come in through `embed`.
+    fn narrow_rows(_: &mut Self::B, _values: &[f32], _cols: usize) -> Option<<Self::B as Backend>::Tensor> {
+        None
+    }
 }
 
 /// f32 products in f32 sums of a few lanes each.
@@ -32,6 +37,26 @@ impl Machine for Cpu {
 
     fn backend(file: &Arc<Gguf>) -> CpuBackend {
         CpuBackend::new(Arc::clone(file))
+    }
+}
+
+/// The kernels, emulated.
+struct Gpu;
+
+impl Machine for Gpu {
+    type B = GpuBackend<Emulated>;
+    /// Sums of a warp's lanes, then of the lanes.
+    const PRODUCT_ERROR: f64 = 1e-6;
+
+    fn backend(_: &Arc<Gguf>) -> Self::B {
+        // A few blocks a chunk, so that tensors take several.
+        let options = BackendOptions { staging_bytes: 4 << 10, ..BackendOptions::exact() };
+        GpuBackend::new(Arc::new(Emulated::new()), options)
+    }
+
+    /// A weight matrix has rows of whole 16 bytes on the device; activations need not.
+    fn narrow_rows(b: &mut Self::B, values: &[f32], cols: usize) -> Option<<Self::B as Backend>::Tensor> {
+        (!cols.is_multiple_of(4)).then(|| b.tensor_from(values, cols as u32).expect("uploaded"))
     }
 }
 
@@ -87,7 +112,7 @@ macro_rules! suites {
     )+ };
 }
 
-suites! { cpu = Cpu }
+suites! { cpu = Cpu, gpu = Gpu }
 
 /// A backend with a made-up file.
 struct Bench<M: Machine> {
@@ -105,7 +130,12 @@ fn f32s(name: &'static str, dims: &[usize], values: &[f32]) -> Made {
 
 impl<M: Machine> Bench<M> {
     fn new(tensors: &[Made]) -> Bench<M> {
-        let file = Arc::new(Gguf::parse(&gguf_bytes(tensors)).expect("a well-formed file"));
+        let mut writer = Writer::new();
+        for Made(name, dims, ty, _) in tensors {
+            writer.tensor(name, *ty, dims).expect("a well-formed tensor");
+        }
+        let bytes = writer.to_bytes(tensors.iter().map(|Made(.., bytes)| &**bytes));
+        let file = Arc::new(Gguf::parse(&bytes).expect("a well-formed file"));
         Bench { b: M::backend(&file), file }
     }
 
@@ -134,6 +164,14 @@ impl<M: Machine> Bench<M> {
 
     /// As [`Bench::rows`], with only the listed rows.
     fn rows_at(&mut self, name: &str, rows: &[u32], cols: usize) -> <M::B as Backend>::Tensor {
+        let tensor = self.file.tensor(name).expect("made");
+        if tensor.info.ty == GgmlType::F32 {
+            let bytes: Vec<u8> = rows.iter().flat_map(|row| tensor.row(*row as usize)).copied().collect();
+            let values: Vec<f32> = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+            if let Some(tensor) = M::narrow_rows(&mut self.b, &values, cols) {
+                return tensor;
+            }
+        }
         let table = self.matrix(name);
         let mut batch = sequence(0, rows.len());
         batch.tokens = rows.to_vec();
@@ -176,25 +214,4 @@ fn assert_close(what: &str, found: &[f32], wanted: &[f64], bound: impl Fn(usize)
         let error = (f64::from(*found) - wanted).abs();
         assert!(error <= bound(i), "{what}: value {i} is {found} instead of {wanted}, bound {:e}", bound(i));
     }
-}
-
-fn gguf_bytes(tensors: &[Made]) -> Vec<u8> {
-    let mut out = b"GGUF\x03\0\0\0".to_vec();
-    out.extend((tensors.len() as u64).to_le_bytes());
-    out.extend(0u64.to_le_bytes());
-    let mut offset = 0u64;
-    for Made(name, dims, ty, bytes) in tensors {
-        out.extend((name.len() as u64).to_le_bytes());
-        out.extend(name.as_bytes());
-        out.extend((dims.len() as u32).to_le_bytes());
-        dims.iter().for_each(|dim| out.extend((*dim as u64).to_le_bytes()));
-        out.extend((*ty as u32).to_le_bytes());
-        out.extend(offset.to_le_bytes());
-        offset += (bytes.len() as u64).next_multiple_of(32);
-    }
-    for Made(.., bytes) in tensors {
-        out.resize(out.len().next_multiple_of(32), 0);
-        out.extend(bytes);
-    }
-    out
 }

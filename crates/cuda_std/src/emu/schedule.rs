@@ -1,10 +1,10 @@
 //! Runs the lanes of a block, each as a coroutine, until all have exited or none can go on.
 
-use super::block::{Block, State};
+use super::block::{Block, Slot, State};
 use super::fault::{Fault, Unwind, What};
 use super::lane::with_current;
 use super::order::Order;
-use super::warp::lanes;
+use super::warp::{Collective, lanes};
 use crate::launch::Kernel;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
@@ -132,19 +132,26 @@ impl<'a, K: Kernel> Runner<'a, K> {
     }
 
     /// Nobody can run: opens the barrier if the whole block waits there, else says who is to blame.
-    ///
-    /// Warps that have exited as a whole do not count, as on the GPU; lanes that have exited out of a warp
-    /// do, since the GPU's treatment of them has changed between generations.
     fn release_barrier(&self) -> Result<(), Fault> {
         let block = &self.block;
-        for (i, slot) in (0..).zip(&block.slots) {
-            if let Some(what) = self.blame(i, slot.state.get()) {
-                return Err(block.fault(i, slot.at.get(), what));
+        let states = || (0..).zip(&block.slots).map(|(lane, slot)| (lane, slot.state.get()));
+        let fault = |lane: u32, what| block.fault(lane, block.slots[lane as usize].at.get(), what);
+        for (lane, state) in states() {
+            if let State::Warp(kind, mask) = state {
+                return Err(fault(lane, self.divergent_warp(lane / 32, kind, mask)));
             }
         }
-        let waiting = || block.slots.iter().filter(|slot| slot.state.get() == State::Barrier);
-        let count = u32::try_from(waiting().count()).expect("a block has at most 1024 lanes");
-        waiting().for_each(|slot| slot.state.set(State::Ready));
+        // Everybody waits at the barrier or has exited, and somebody waits.
+        let first = states().find(|(_, state)| *state == State::Barrier).map_or(0, |(lane, _)| lane);
+        if let Some(missing) = self.missing_from_barrier() {
+            let doing = block.slots[missing as usize].state.get().describe();
+            return Err(fault(first, What::DivergentBarrier { missing, doing }));
+        }
+        let mut count = 0;
+        for slot in block.slots.iter().filter(|slot| slot.state.get() == State::Barrier) {
+            slot.state.set(State::Ready);
+            count += 1;
+        }
         block.result.set((block.votes.replace(0), count));
         for warp in &block.warps {
             warp.epoch.set(0);
@@ -153,33 +160,27 @@ impl<'a, K: Kernel> Runner<'a, K> {
         Ok(())
     }
 
-    /// Why lane `i` cannot go on, if that is somebody's fault.
-    fn blame(&self, i: u32, state: State) -> Option<What> {
-        let block = &self.block;
-        match state {
-            State::Warp(kind, mask) => {
-                let state_of = |lane| block.state(i / 32, lane);
-                if let Some(exited) = lanes(mask).find(|&lane| state_of(lane) == State::Exited) {
-                    return Some(What::ExitedLane { collective: kind.name(), exited });
-                }
-                let missing = lanes(mask).find(|&lane| state_of(lane) != state).unwrap_or_default();
-                let doing = state_of(missing).describe();
-                Some(What::DivergentWarp { collective: kind.name(), missing, doing })
-            }
-            State::Barrier => {
-                let whole_warp_exited = |warp: u32| (0..32).all(|lane| block.state(warp, lane) == State::Exited);
-                let states = (0..).zip(&block.slots).map(|(lane, slot)| (lane, slot.state.get()));
-                let missing = states
-                    .filter(|(lane, state)| match state {
-                        // One that waits in a collective is to blame itself, and is found in its turn.
-                        State::Barrier | State::Warp(..) => false,
-                        _ => !whole_warp_exited(lane / 32),
-                    })
-                    .next();
-                missing.map(|(missing, state)| What::DivergentBarrier { missing, doing: state.describe() })
-            }
-            State::Ready | State::Spinning | State::Exited => None,
+    /// Why the collective that a lane of `warp` waits in does not happen.
+    fn divergent_warp(&self, warp: u32, kind: Collective, mask: u32) -> What {
+        let state_of = |lane| self.block.state(warp, lane);
+        let collective = kind.name();
+        if let Some(exited) = lanes(mask).find(|&lane| state_of(lane) == State::Exited) {
+            return What::ExitedLane { collective, exited };
         }
+        let missing = lanes(mask).find(|&lane| state_of(lane) != State::Warp(kind, mask)).unwrap_or_default();
+        What::DivergentWarp { collective, missing, doing: state_of(missing).describe() }
+    }
+
+    /// A lane that has exited while others of its warp wait at the barrier.
+    ///
+    /// Warps that have exited as a whole do not count, as on the GPU. Single lanes do, since the GPU's
+    /// treatment of them has changed between generations.
+    fn missing_from_barrier(&self) -> Option<u32> {
+        let exited = |slot: &Slot| slot.state.get() == State::Exited;
+        (0..).step_by(32).zip(self.block.slots.chunks(32)).find_map(|(first, warp)| {
+            let lane = (0..).zip(warp).find(|(_, slot)| exited(slot)).map(|(lane, _)| first + lane);
+            lane.filter(|_| !warp.iter().all(exited))
+        })
     }
 }
 

@@ -57,23 +57,27 @@ impl Collective {
 pub(super) struct Warp {
     /// Counts the warp's `sync_warp`s.
     pub(super) epoch: Cell<u32>,
-    words: RefCell<Box<[[u32; WORDS]; 32]>>,
+    /// What the lanes bring, and what they get.
+    brought: RefCell<[[u32; WORDS]; 32]>,
+    results: RefCell<[[u32; WORDS]; 32]>,
 }
 
 impl Warp {
     pub(super) fn new() -> Self {
-        Self { epoch: Cell::new(0), words: RefCell::new(Box::new([[0; WORDS]; 32])) }
+        let words = || RefCell::new([[0; WORDS]; 32]);
+        Self { epoch: Cell::new(0), brought: words(), results: words() }
     }
 
     pub(super) fn bring<const N: usize>(&self, lane: u32, words: [u32; N]) {
-        self.words.borrow_mut()[lane as usize][..N].copy_from_slice(&words);
+        self.brought.borrow_mut()[lane as usize][..N].copy_from_slice(&words);
     }
 
     pub(super) fn take<const M: usize>(&self, lane: u32) -> [u32; M] {
-        core::array::from_fn(|i| self.words.borrow()[lane as usize][i])
+        let results = self.results.borrow();
+        core::array::from_fn(|i| results[lane as usize][i])
     }
 
-    /// Puts each lane's result in the place of what it brought.
+    /// Works out each lane's result.
     pub(super) fn exchange<const N: usize, const M: usize>(
         &self,
         kind: Collective,
@@ -81,11 +85,10 @@ impl Warp {
         at: &'static Location<'static>,
         result: impl Fn(&Given<'_, N>, u32) -> [u32; M],
     ) {
-        let brought = self.words.borrow().clone();
+        let (brought, mut results) = (self.brought.borrow(), self.results.borrow_mut());
         let given = Given { words: &brought, kind, mask, at };
         for lane in lanes(mask) {
-            let words = result(&given, lane);
-            self.words.borrow_mut()[lane as usize][..M].copy_from_slice(&words);
+            results[lane as usize][..M].copy_from_slice(&result(&given, lane));
         }
     }
 }

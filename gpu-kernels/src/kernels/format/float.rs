@@ -28,6 +28,7 @@ macro_rules! float {
         impl Format for $name {
             const TYPE: GgmlType = GgmlType::$name;
             const RUNS: u32 = 1;
+            const RUN_DISTANCE: u32 = 0;
             type Raw = U32x4;
 
             #[inline(always)]
@@ -37,12 +38,12 @@ macro_rules! float {
             }
 
             #[inline(always)]
-            fn run_start(chunk: u32, _run: u32) -> u32 {
+            fn start(chunk: u32) -> u32 {
                 chunk * $elems
             }
 
             #[inline(always)]
-            fn quad<const $i: u32>($raw: &U32x4, _chunk: u32) -> [f32; 4] {
+            fn quad<const $i: u32>($raw: &U32x4, _phase: u32) -> [f32; 4] {
                 $quad
             }
         }

@@ -35,7 +35,7 @@ impl Raw {
         let word = self.qs.to_array()[i];
         let bits = self.qh >> (16 * run + 4 * i) & 0xf;
         let nibbles = if run == 0 { low_nibbles(word) } else { high_nibbles(word) };
-        nibbles | spread(bits) << 4
+        nibbles | fifth_bits(bits)
     }
 
     #[inline(always)]
@@ -56,10 +56,10 @@ impl Raw {
     }
 }
 
-/// Bit `j` of four bits to bit 0 of byte `j`. The factor's copies do not overlap, so nothing carries.
+/// Bit `j` of four bits to bit 4 of byte `j`. The factor's copies do not overlap, so nothing carries.
 #[inline(always)]
-fn spread(bits: u32) -> u32 {
-    (bits * 0x0020_4081) & 0x0101_0101
+fn fifth_bits(bits: u32) -> u32 {
+    bits.wrapping_mul(0x0204_0810) & 0x1010_1010
 }
 
 /// `v = d·(q − $offset)`.
@@ -70,7 +70,7 @@ macro_rules! symmetric {
         impl FormatQ8 for $name {
             /// `d·(dx·Σ q·x − offset·Σ x)`; one activation scale serves the block.
             #[inline(always)]
-            fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+            fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 raw.d() * math::fma(raw.dot(x), x[0].d, -$offset * (x[0].s + x[1].s))
             }
         }
@@ -85,7 +85,7 @@ macro_rules! affine {
         impl FormatQ8 for $name {
             /// `d·dx·Σ q·x + m·Σ x`.
             #[inline(always)]
-            fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+            fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 math::fma(raw.dot(x), raw.d() * x[0].d, raw.m() * (x[0].s + x[1].s))
             }
         }
@@ -103,6 +103,7 @@ macro_rules! legacy {
         impl Format for $name {
             const TYPE: GgmlType = GgmlType::$name;
             const RUNS: u32 = 2;
+            const RUN_DISTANCE: u32 = 16;
             type Raw = Raw;
 
             #[inline(always)]
@@ -119,12 +120,12 @@ macro_rules! legacy {
             }
 
             #[inline(always)]
-            fn run_start(chunk: u32, run: u32) -> u32 {
-                chunk * 32 + run * 16
+            fn start(chunk: u32) -> u32 {
+                chunk * 32
             }
 
             #[inline(always)]
-            fn quad<const I: u32>(raw: &Raw, _chunk: u32) -> [f32; 4] {
+            fn quad<const I: u32>(raw: &Raw, _phase: u32) -> [f32; 4] {
                 let value = $value;
                 unsigned_bytes(raw.word(I as usize % 4, I as usize / 4)).map(|q| value(raw, q))
             }

@@ -48,6 +48,7 @@ fn dp4a(weights: u32, activations: u32, sum: i32) -> i32 {
 impl Format for Mxfp4 {
     const TYPE: GgmlType = GgmlType::Mxfp4;
     const RUNS: u32 = 2;
+    const RUN_DISTANCE: u32 = 16;
     type Raw = Raw;
 
     #[inline(always)]
@@ -57,12 +58,12 @@ impl Format for Mxfp4 {
     }
 
     #[inline(always)]
-    fn run_start(chunk: u32, run: u32) -> u32 {
-        chunk * 32 + run * 16
+    fn start(chunk: u32) -> u32 {
+        chunk * 32
     }
 
     #[inline(always)]
-    fn quad<const I: u32>(raw: &Raw, _chunk: u32) -> [f32; 4] {
+    fn quad<const I: u32>(raw: &Raw, _phase: u32) -> [f32; 4] {
         let word = raw.qs.to_array()[I as usize % 4] >> (I / 4 * 4);
         // One nibble a byte, to one nibble after another: the low 16 bits of a `prmt` selector.
         let word = word & 0x000f_000f | (word & 0x0f00_0f00) >> 4;
@@ -82,7 +83,7 @@ impl FormatQ8 for Mxfp4 {
     /// them, the activations are interleaved the same way, once for all rows that share them. Positive
     /// and negative weights are summed apart, as the lookup yields them.
     #[inline(always)]
-    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
         let (mut plus, mut minus) = (0, 0);
         for (i, word) in raw.qs.to_array().into_iter().enumerate() {
             let flipped = word ^ SIGNS;

@@ -6,7 +6,10 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use super::{
+    Format, FormatQ8, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles, select,
+    unsigned_bytes,
+};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ4K`](crate::blocks::BlockQ4K).
@@ -33,17 +36,18 @@ impl Scales {
     ///
     /// `scales` is three words. Sub-blocks 0 to 3 have their scales in the low six bits of word 0's
     /// bytes and their minimums in word 1's; the others have four bits of each in word 2 (scales low,
-    /// minimums high) and the top two in the two spare bits of words 0 and 1. Both cases are computed
-    /// for two bytes at once and one is picked: no lane waits for a branch that its neighbour takes.
+    /// minimums high) and the top two in the two spare bits of words 0 and 1. Both sub-blocks are
+    /// unpacked at once, in the low bytes of a word, and what differs between the cases is picked, not
+    /// branched on: neighbouring lanes take different cases, and a branch would keep the loads of later
+    /// chunks from being issued ahead.
     #[inline(always)]
     pub(super) fn unpack(head: U32x4, pair: u32) -> Self {
         let shift = (pair & 1) * 16;
         let (a, b, c) = (head.y >> shift, head.z >> shift, head.w >> shift);
-        let (sc, mn) = if pair < 2 {
-            (a & 0x3f3f, b & 0x3f3f)
-        } else {
-            (c & 0x0f0f | a >> 2 & 0x3030, c >> 4 & 0x0f0f | b >> 2 & 0x3030)
-        };
+        let first = pair < 2;
+        let (low, high) = (select(first, 0x3f3f, 0x0f0f), select(first, 0, 0x3030));
+        let sc = select(first, a, c) & low | a >> 2 & high;
+        let mn = select(first, b, c >> 4) & low | b >> 2 & high;
         Self {
             d: convert::f16_to_f32(head.x as u16),
             dmin: convert::f16_to_f32((head.x >> 16) as u16),
@@ -52,13 +56,13 @@ impl Scales {
         }
     }
 
-    /// `Σ (d·sc·q − dmin·mn)·x` over two runs of 16, one in each sub-block. `sc·Σ q·x` stays below
-    /// 2^23 (63 · 16 · 31 · 127), so its conversion is exact.
+    /// `Σ (d·sc·q − dmin·mn)·x` over two runs of 16, one in each sub-block, from their `Σ q·x`, where the
+    /// second is given `high_factor` times. The integer products stay below 2^25.
     #[inline(always)]
-    pub(super) fn dot_q8(&self, low: [u32; 4], high: [u32; 4], x: &[Q8Run; 2]) -> f32 {
-        let low = (dot16(low, &x[0].qs) * self.sc[0].cast_signed()) as f32;
-        let high = (dot16(high, &x[1].qs) * self.sc[1].cast_signed()) as f32;
-        let scaled = math::fma(low, x[0].d, high * x[1].d);
+    pub(super) fn combine(&self, low: i32, high: i32, x: &[Q8Run; 2], high_factor: f32) -> f32 {
+        let low = (low * self.sc[0].cast_signed()) as f32;
+        let high = (high * self.sc[1].cast_signed()) as f32;
+        let scaled = math::fma(low, x[0].d, high * (x[1].d / high_factor));
         let minimums = math::fma(self.mn[0] as f32, x[0].s, self.mn[1] as f32 * x[1].s);
         math::fma(self.d, scaled, -(self.dmin * minimums))
     }
@@ -71,15 +75,16 @@ impl Scales {
     }
 }
 
-/// The element at which run `run` of a chunk starts, for Q4_K and Q5_K.
+/// The element at which a chunk's first run starts, for Q4_K and Q5_K.
 #[inline(always)]
-pub(super) fn run_start(chunk: u32, run: u32) -> u32 {
-    chunk / 2 * 64 + chunk % 2 * 16 + run * 32
+pub(super) fn start(chunk: u32) -> u32 {
+    chunk / 2 * 64 + chunk % 2 * 16
 }
 
 impl Format for Q4K {
     const TYPE: GgmlType = GgmlType::Q4K;
     const RUNS: u32 = 2;
+    const RUN_DISTANCE: u32 = 32;
     type Raw = Raw;
 
     #[inline(always)]
@@ -89,22 +94,24 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
-    fn run_start(chunk: u32, run: u32) -> u32 {
-        run_start(chunk, run)
+    fn start(chunk: u32) -> u32 {
+        start(chunk)
     }
 
     #[inline(always)]
-    fn quad<const I: u32>(raw: &Raw, chunk: u32) -> [f32; 4] {
+    fn quad<const I: u32>(raw: &Raw, phase: u32) -> [f32; 4] {
         let word = raw.qs.to_array()[I as usize % 4];
         let word = if I < 4 { low_nibbles(word) } else { high_nibbles(word) };
-        Scales::unpack(raw.head, chunk / 2 % 4).dequantize(word, I as usize / 4)
+        Scales::unpack(raw.head, phase / 2).dequantize(word, I as usize / 4)
     }
 }
 
 impl FormatQ8 for Q4K {
     #[inline(always)]
-    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], chunk: u32) -> f32 {
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], phase: u32) -> f32 {
         let qs = raw.qs.to_array();
-        Scales::unpack(raw.head, chunk / 2 % 4).dot_q8(qs.map(low_nibbles), qs.map(high_nibbles), x)
+        let low = dot16(qs.map(low_nibbles), &x[0].qs);
+        let high = dot16_unsigned(qs.map(high_nibbles_16), &x[1].qs);
+        Scales::unpack(raw.head, phase / 2).combine(low, high, x, 16.0)
     }
 }

@@ -6,8 +6,8 @@
 
 use cuda_std::prelude::*;
 
-use super::q4_k::{Scales, run_start};
-use super::{Format, FormatQ8, Q8Run, Row, high_nibbles, low_nibbles};
+use super::q4_k::{Scales, start};
+use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ5K`](crate::blocks::BlockQ5K).
@@ -21,17 +21,21 @@ pub struct Raw {
     head: U32x4,
 }
 
-/// Four 5-bit values: word `i` of the chunk, of sub-block `2·pair + half`.
+/// Four 5-bit values of sub-block `2·pair` and four of the next: word `i` of the chunk.
+///
+/// Bit `2·pair` of each byte of `qh` is turned to bit 4, where it belongs, and with it the next bit to
+/// bit 5; neither leaves its byte.
 #[inline(always)]
-fn word(raw: &Raw, i: usize, pair: u32, half: usize) -> u32 {
+fn words(raw: &Raw, i: usize, pair: u32) -> [u32; 2] {
     let (qs, qh) = (raw.qs.to_array()[i], raw.qh.to_array()[i]);
-    let fifth = (qh >> (2 * pair + half as u32) & 0x0101_0101) << 4;
-    fifth | if half == 0 { low_nibbles(qs) } else { high_nibbles(qs) }
+    let fifth = qh.rotate_left(4u32.wrapping_sub(2 * pair) & 31);
+    [low_nibbles(qs) | fifth & 0x1010_1010, high_nibbles(qs) | fifth >> 1 & 0x1010_1010]
 }
 
 impl Format for Q5K {
     const TYPE: GgmlType = GgmlType::Q5K;
     const RUNS: u32 = 2;
+    const RUN_DISTANCE: u32 = 32;
     type Raw = Raw;
 
     #[inline(always)]
@@ -48,22 +52,23 @@ impl Format for Q5K {
     }
 
     #[inline(always)]
-    fn run_start(chunk: u32, run: u32) -> u32 {
-        run_start(chunk, run)
+    fn start(chunk: u32) -> u32 {
+        start(chunk)
     }
 
     #[inline(always)]
-    fn quad<const I: u32>(raw: &Raw, chunk: u32) -> [f32; 4] {
-        let (pair, half) = (chunk / 2 % 4, I as usize / 4);
-        Scales::unpack(raw.head, pair).dequantize(word(raw, I as usize % 4, pair, half), half)
+    fn quad<const I: u32>(raw: &Raw, phase: u32) -> [f32; 4] {
+        let (pair, half) = (phase / 2, I as usize / 4);
+        Scales::unpack(raw.head, pair).dequantize(words(raw, I as usize % 4, pair)[half], half)
     }
 }
 
 impl FormatQ8 for Q5K {
     #[inline(always)]
-    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], chunk: u32) -> f32 {
-        let pair = chunk / 2 % 4;
-        let run = |half| [0, 1, 2, 3].map(|i| word(raw, i, pair, half));
-        Scales::unpack(raw.head, pair).dot_q8(run(0), run(1), x)
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], phase: u32) -> f32 {
+        let pair = phase / 2;
+        let words = [0, 1, 2, 3].map(|i| words(raw, i, pair));
+        let run = |r: usize| dot16(words.map(|word| word[r]), &x[r].qs);
+        Scales::unpack(raw.head, pair).combine(run(0), run(1), x, 1.0)
     }
 }

@@ -23,24 +23,25 @@ pub struct Raw {
     d: u16,
 }
 
-/// Four 6-bit values: word `i` of the chunk, its low or high nibbles.
+/// Four 6-bit values of the first run and four of the second: word `i` of the chunk.
 #[inline(always)]
-fn word(raw: &Raw, chunk: u32, i: usize, run: usize) -> u32 {
+fn words(raw: &Raw, i: usize, phase: u32) -> [u32; 2] {
     let (ql, qh) = (raw.ql.to_array()[i], raw.qh.to_array()[i]);
-    let upper = qh >> (chunk & 2) >> (run * 4) & 0x0303_0303;
-    upper << 4 | if run == 0 { low_nibbles(ql) } else { high_nibbles(ql) }
+    let upper = qh >> (phase & 2);
+    [low_nibbles(ql) | upper << 4 & 0x3030_3030, high_nibbles(ql) | upper & 0x3030_3030]
 }
 
-/// The scale of a run: byte `chunk % 4` of the half's first four scales, or of its last four.
+/// The scale of a run: byte `phase % 4` of the half's first four scales, or of its last four.
 #[inline(always)]
-fn scale(raw: &Raw, chunk: u32, run: usize) -> f32 {
+fn scale(raw: &Raw, phase: u32, run: usize) -> f32 {
     let four = if run == 0 { raw.scales.x } else { raw.scales.y };
-    f32::from(((four >> (chunk % 4 * 8)) as u8).cast_signed())
+    f32::from(((four >> (phase % 4 * 8)) as u8).cast_signed())
 }
 
 impl Format for Q6K {
     const TYPE: GgmlType = GgmlType::Q6K;
     const RUNS: u32 = 2;
+    const RUN_DISTANCE: u32 = 64;
     type Raw = Raw;
 
     #[inline(always)]
@@ -58,25 +59,26 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    fn run_start(chunk: u32, run: u32) -> u32 {
-        chunk / 4 * 128 + chunk % 4 * 16 + run * 64
+    fn start(chunk: u32) -> u32 {
+        chunk / 4 * 128 + chunk % 4 * 16
     }
 
     #[inline(always)]
-    fn quad<const I: u32>(raw: &Raw, chunk: u32) -> [f32; 4] {
+    fn quad<const I: u32>(raw: &Raw, phase: u32) -> [f32; 4] {
         let run = I as usize / 4;
-        let scale = convert::f16_to_f32(raw.d) * scale(raw, chunk, run);
-        unsigned_bytes(word(raw, chunk, I as usize % 4, run)).map(|q| scale * (q - 32.0))
+        let scale = convert::f16_to_f32(raw.d) * scale(raw, phase, run);
+        unsigned_bytes(words(raw, I as usize % 4, phase)[run]).map(|q| scale * (q - 32.0))
     }
 }
 
 impl FormatQ8 for Q6K {
     /// `d·sc·(Σ q·x − 32·Σ x)`: the offset is taken from the sum of the activations, once for sixteen.
     #[inline(always)]
-    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], chunk: u32) -> f32 {
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], phase: u32) -> f32 {
+        let words = [0, 1, 2, 3].map(|i| words(raw, i, phase));
         let run = |r: usize| {
-            let dot = dot16([0, 1, 2, 3].map(|i| word(raw, chunk, i, r)), &x[r].qs);
-            scale(raw, chunk, r) * math::fma(dot as f32, x[r].d, -32.0 * x[r].s)
+            let dot = dot16(words.map(|word| word[r]), &x[r].qs);
+            scale(raw, phase, r) * math::fma(dot as f32, x[r].d, -32.0 * x[r].s)
         };
         convert::f16_to_f32(raw.d) * (run(0) + run(1))
     }

@@ -20,6 +20,7 @@ pub struct Raw {
 impl Format for Q8_0 {
     const TYPE: GgmlType = GgmlType::Q8_0;
     const RUNS: u32 = 1;
+    const RUN_DISTANCE: u32 = 0;
     type Raw = Raw;
 
     #[inline(always)]
@@ -29,12 +30,12 @@ impl Format for Q8_0 {
     }
 
     #[inline(always)]
-    fn run_start(chunk: u32, _run: u32) -> u32 {
+    fn start(chunk: u32) -> u32 {
         chunk * 16
     }
 
     #[inline(always)]
-    fn quad<const I: u32>(raw: &Raw, _chunk: u32) -> [f32; 4] {
+    fn quad<const I: u32>(raw: &Raw, _phase: u32) -> [f32; 4] {
         let d = convert::f16_to_f32(raw.d);
         signed_bytes(raw.qs.to_array()[I as usize]).map(|q| d * q)
     }
@@ -42,7 +43,7 @@ impl Format for Q8_0 {
 
 impl FormatQ8 for Q8_0 {
     #[inline(always)]
-    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _chunk: u32) -> f32 {
+    fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
         dot16(raw.qs.to_array(), &x[0].qs) as f32 * (convert::f16_to_f32(raw.d) * x[0].d)
     }
 }

@@ -29,6 +29,21 @@ fn greedy_takes_the_lowest_index_on_a_tie() {
 }
 
 #[test]
+fn argmax_agrees_with_a_plain_loop_at_every_length() {
+    for n in 0..100usize {
+        let logits: Vec<f32> = (0..n).map(|i| ((i * 37 + n * 11) % 23) as f32 - 11.0).collect();
+        let plain = (0..n).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).map(|i| i as u32);
+        assert_eq!(argmax(&logits), plain, "{n} logits");
+        for i in 0..n {
+            let mut broken = logits.clone();
+            broken[i] = f32::NAN;
+            assert!(matches!(check(&broken), Err(SampleError::NotFinite { id, .. }) if id == i));
+        }
+    }
+    assert_eq!(argmax(&[f32::NEG_INFINITY; 40]), None);
+}
+
+#[test]
 fn nan_logits_are_an_error() {
     for bad in [f32::NAN, f32::INFINITY] {
         let e = sampler(hot()).sample(&mut [0.0, bad], None).expect_err("broken logits");

@@ -6,7 +6,7 @@ use gpu_kernels::kernels::kv_cache::{self, PAGE_TOKENS};
 
 use super::{Check, Result};
 use crate::backend::AttentionShape;
-use crate::gpu::device::Device;
+use crate::gpu::device::{Device, Properties};
 use crate::gpu::memory::Slice;
 
 /// One layer's keys or values on the device, `[pages, PAGE_TOKENS, kv_dim]`.
@@ -134,6 +134,20 @@ pub fn takes_head_dim(head_dim: u32) -> bool {
     matches!(head_dim, 64 | 128 | 256)
 }
 
+/// Parts to split the keys of each row into, so that the grid fills the device about twice; at least
+/// [`MIN_SPLIT_KEYS`] keys a part. It depends on the shape alone, so that a captured launch stays right.
+pub fn n_split(properties: &Properties, rows: u32, shape: &AttentionShape, max_keys: u32) -> u32 {
+    let blocks = rows.saturating_mul(shape.n_head / heads_per_block(shape)).max(1);
+    let keys = shape.window.map_or(max_keys, |window| window.min(max_keys));
+    let wanted = (2 * properties.n_sm).div_ceil(blocks);
+    wanted.clamp(1, keys.div_ceil(MIN_SPLIT_KEYS).clamp(1, MAX_SPLIT))
+}
+
+/// Fewer keys a part do not pay for the merge.
+const MIN_SPLIT_KEYS: u32 = 64;
+/// More parts make the merge the longer half.
+const MAX_SPLIT: u32 = 64;
+
 /// Query heads that a block takes: as many as share a key head, of those there are kernels for.
 fn heads_per_block(shape: &AttentionShape) -> u32 {
     if (shape.n_head / shape.n_head_kv).is_multiple_of(4) { 4 } else { 1 }
@@ -191,8 +205,8 @@ pub unsafe fn attention<D: Device>(
         window: shape.window.unwrap_or(0),
         max_pages: at.max_pages,
     };
-    let launch = Launch::grid([rows, n_head / per_block, n_split], THREADS)
-        .shared(kernels::shared_bytes(head_dim, per_block));
+    let launch =
+        Launch::grid([rows, n_head / per_block, n_split], THREADS).shared(kernels::shared_bytes(head_dim, per_block));
     let (pos, span, pages) = (at.pos.ptr(), at.span.ptr(), at.page_table.ptr());
     let (part, max_sum) = (partials.out.ptr_mut(), partials.max_sum.ptr_mut());
     macro_rules! launch {

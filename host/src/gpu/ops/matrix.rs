@@ -48,9 +48,8 @@ impl<'a> Matrix<'a> {
         if !fits || !cols.is_multiple_of(unit) {
             return None;
         }
-        let n_blocks = u64::from(n_expert)
-            .checked_mul(u64::from(rows))?
-            .checked_mul(u64::from(cols) / ty.block_elems() as u64)?;
+        let n_blocks =
+            u64::from(n_expert).checked_mul(u64::from(rows))?.checked_mul(u64::from(cols) / ty.block_elems() as u64)?;
         Some((layout::plane_offsets(ty, n_blocks)?, layout::device_bytes(ty, n_blocks)?))
     }
 

@@ -3,9 +3,7 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matvec as kernels;
-use gpu_kernels::params::{
-    MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, matvec_lanes_log2, matvec_rows_per_block,
-};
+use gpu_kernels::params::{Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape};
 
 use super::{Check, Matrix, OpError, Q8, Result};
 use crate::gpu::device::Device;
@@ -84,27 +82,29 @@ impl<'a> Matvec<'a> {
         Ok(if experts.shared_x { tokens } else { routes })
     }
 
-    fn launch<D: Device>(&self, device: &D) -> Launch {
-        let w = self.w;
-        let blocks = w.rows().div_ceil(matvec_rows_per_block(w.ty(), w.chunks()));
-        let launch = Launch::grid([blocks, self.n_used(), self.tokens], MATVEC_BLOCK);
+    fn launch<D: Device>(&self, device: &D, x: Activations) -> Launch {
+        let (w, shape) = (self.w, MatvecShape::new(self.w.ty(), x));
+        let blocks = w.rows().div_ceil(shape.rows_per_block(w.ty(), w.chunks()));
+        let launch = Launch::grid([blocks, self.n_used(), self.tokens.div_ceil(x.tokens())], MATVEC_BLOCK);
         let dependent = self.dependent && device.properties().capability >= (9, 0);
         Launch { pdl: dependent, ..launch }
     }
 
-    fn params(&self, x_stride: u32) -> MatvecParams {
-        let w = self.w;
+    fn params(&self, x_stride: u32, x: Activations) -> MatvecParams {
+        let (w, shape) = (self.w, MatvecShape::new(self.w.ty(), x));
         let shared = if self.experts.is_some_and(|experts| experts.shared_x) { MATVEC_SHARED_X } else { 0 };
         let accumulate = if self.accumulate { MATVEC_ACCUMULATE } else { 0 };
         MatvecParams {
             planes: w.planes(),
             rows: w.rows(),
             chunks: w.chunks(),
-            lanes_log2: matvec_lanes_log2(w.chunks()),
+            lanes_log2: shape.lanes_log2(w.ty(), w.chunks()),
             n_expert: w.n_expert(),
             x_stride,
             y_stride: self.y_stride,
             ids_stride: self.experts.map_or(0, |experts| experts.ids_stride),
+            n_used: self.n_used(),
+            routes: self.tokens * self.n_used(),
             flags: shared | accumulate,
         }
     }
@@ -144,8 +144,9 @@ pub fn matvec<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_strid
     check.aligned("x", x, 16)?;
     check.apart("y", op.y, x)?;
     let (ids, bias) = op.optional();
-    let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride));
-    let launch = op.launch(device);
+    let form = Activations::Plain;
+    let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride, form));
+    let launch = op.launch(device, form);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match op.w.ty() {
@@ -168,7 +169,8 @@ pub fn takes_q8(ty: GgmlType) -> bool {
     !matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16)
 }
 
-/// The product with quantised activations.
+/// The product with quantised activations. Several tokens of a dense product share the weights, four at a
+/// time.
 ///
 /// # Errors
 /// As [`matvec`]; [`OpError::Type`] for the float types.
@@ -185,23 +187,29 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
     check.apart("y", op.y, x.d)?;
     check.apart("y", op.y, x.s)?;
     let (ids, bias) = op.optional();
+    let form = if op.tokens > 1 && op.experts.is_none() { Activations::Q8x4 } else { Activations::Q8 };
     let (qs, d, s) = (x.qs.ptr(), x.d.ptr(), x.s.ptr());
-    let args = (op.w.data().ptr(), qs, d, s, op.y.ptr_mut(), ids, bias, op.params(x.cols));
-    let launch = op.launch(device);
+    let args = (op.w.data().ptr(), qs, d, s, op.y.ptr_mut(), ids, bias, op.params(x.cols, form));
+    let launch = op.launch(device, form);
     macro_rules! launch {
-        ($($ty:ident: $name:ident),+) => {
-            match op.w.ty() {
+        ($($ty:ident: $one:ident $four:ident),+) => {
+            match (op.w.ty(), form) {
                 // SAFETY: as in `matvec`; `Q8::check` has checked the activations.
-                $(GgmlType::$ty => unsafe { device.launch(kernels::$name, launch, args)? },)+
-                ty @ (GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16) => {
+                $((GgmlType::$ty, Activations::Q8x4) => unsafe { device.launch(kernels::$four, launch, args)? },)+
+                // SAFETY: as above.
+                $((GgmlType::$ty, _) => unsafe { device.launch(kernels::$one, launch, args)? },)+
+                (ty @ (GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16), _) => {
                     return Err(OpError::Type { op: "matvec_q8", ty });
                 }
             }
         };
     }
     launch!(
-        Q4K: matvec_q4_k_q8, Q5K: matvec_q5_k_q8, Q6K: matvec_q6_k_q8, Q8_0: matvec_q8_0_q8, Q4_0: matvec_q4_0_q8,
-        Q4_1: matvec_q4_1_q8, Q5_0: matvec_q5_0_q8, Q5_1: matvec_q5_1_q8, Mxfp4: matvec_mxfp4_q8
+        Q4K: matvec_q4_k_q8 matvec_q4_k_q8x4, Q5K: matvec_q5_k_q8 matvec_q5_k_q8x4,
+        Q6K: matvec_q6_k_q8 matvec_q6_k_q8x4, Q8_0: matvec_q8_0_q8 matvec_q8_0_q8x4,
+        Q4_0: matvec_q4_0_q8 matvec_q4_0_q8x4, Q4_1: matvec_q4_1_q8 matvec_q4_1_q8x4,
+        Q5_0: matvec_q5_0_q8 matvec_q5_0_q8x4, Q5_1: matvec_q5_1_q8 matvec_q5_1_q8x4,
+        Mxfp4: matvec_mxfp4_q8 matvec_mxfp4_q8x4
     );
     Ok(op.bytes() + x_rows * u64::from(op.w.cols()) * 11 / 8)
 }

@@ -30,8 +30,10 @@ use super::device::DeviceError;
 use super::memory::Slice;
 
 pub use argmax::{Parts, argmax, n_part};
-pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, takes_head_dim};
-pub use elementwise::{add, add_bias, gated_act, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate};
+pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, n_split, takes_head_dim};
+pub use elementwise::{
+    add, add_bias, gated_act, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
+};
 pub use embedding::embedding;
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};

@@ -1,8 +1,8 @@
 //! Launchers of the router and of joining the experts' outputs.
 
 use cuda_std::launch::Launch;
-use gpu_kernels::kernels::softmax_topk::{self, MAX_EXPERTS, MAX_USED, ROWS_PER_BLOCK, SoftmaxTopkParams};
 use gpu_kernels::kernels::moe;
+use gpu_kernels::kernels::softmax_topk::{self, MAX_EXPERTS, MAX_USED, ROWS_PER_BLOCK, SoftmaxTopkParams};
 
 use super::{Check, Result};
 use crate::backend::RouterRule;

@@ -56,7 +56,11 @@ pub fn quantize_q8<D: Device>(device: &D, x: Slice<'_, f32>, x_stride: u32, out:
     check.apart("qs", out.qs, x)?;
     check.apart("d", out.d, x)?;
     check.apart("s", out.s, x)?;
-    check.that("qs", !out.qs.overlaps(out.d) && !out.qs.overlaps(out.s) && !out.d.overlaps(out.s), "outputs overlap")?;
+    check.that(
+        "qs",
+        !out.qs.overlaps(out.d) && !out.qs.overlaps(out.s) && !out.d.overlaps(out.s),
+        "outputs overlap",
+    )?;
 
     let launch = Launch::grid([cols.div_ceil(FLAT_BLOCK * QUANTIZE_Q8_LANE_ELEMS), rows, 1], FLAT_BLOCK);
     let params = QuantizeQ8Params { cols, x_stride };

@@ -21,7 +21,11 @@ pub fn rms_norm<D: Device>(
 ) -> Result<u64> {
     let check = Check("rms_norm");
     let n = w.len();
-    check.that("w", n > 0 && n.is_multiple_of(4) && n <= u32::MAX as usize, "has no positive multiple of 4 elements")?;
+    check.that(
+        "w",
+        n > 0 && n.is_multiple_of(4) && n <= u32::MAX as usize,
+        "has no positive multiple of 4 elements",
+    )?;
     check.that("x", x.len().is_multiple_of(n), "is not whole rows")?;
     check.that("y", y.len() == x.len(), "has another number of elements than x")?;
     check.that("y", y.address() == x.address() || !y.overlaps(x), "overlaps x in part")?;
@@ -31,10 +35,11 @@ pub fn rms_norm<D: Device>(
         check.aligned(name, slice, 16)?;
     }
     let rows = x.len() / n;
-    let Ok(blocks) = i32::try_from(rows) else { return check.fail("x", format!("{rows} rows are more than a grid has")) };
+    let Ok(blocks) = i32::try_from(rows) else {
+        return check.fail("x", format!("{rows} rows are more than a grid has"));
+    };
     if rows > 0 {
-        let launch =
-            Launch::linear(blocks as u32, kernels::RMS_NORM_THREADS).shared(kernels::RMS_NORM_SHARED_BYTES);
+        let launch = Launch::linear(blocks as u32, kernels::RMS_NORM_THREADS).shared(kernels::RMS_NORM_SHARED_BYTES);
         // SAFETY: lengths, alignment and overlap were checked above; a block a row.
         unsafe { device.launch(kernels::rms_norm, launch, (x.ptr(), w.ptr(), y.ptr_mut(), n as u32, eps))? };
     }

@@ -75,7 +75,15 @@ pub unsafe fn ssm_conv1d<D: Device>(
         let launch = Launch::grid([channels.div_ceil(ssm_conv1d::THREADS), n_spans, 1], ssm_conv1d::THREADS);
         let Spans { slot, first, rows, start } = spans;
         let args = (
-            x.ptr(), w.ptr(), state.ptr_mut(), slot.ptr(), first.ptr(), rows.ptr(), start.ptr(), out.ptr_mut(), channels,
+            x.ptr(),
+            w.ptr(),
+            state.ptr_mut(),
+            slot.ptr(),
+            first.ptr(),
+            rows.ptr(),
+            start.ptr(),
+            out.ptr_mut(),
+            channels,
         );
         // SAFETY: lengths were checked above; rows and slots are the caller's promise.
         unsafe { device.launch(ssm_conv1d::ssm_conv1d_4, launch, args)? };
@@ -139,8 +147,18 @@ pub unsafe fn ssm_delta_net<D: Device>(
         let optional = |s: Option<Slice<'_, f32>>| s.map_or(std::ptr::null(), Slice::ptr);
         let p = DeltaNetParams { n_head_k: shape.n_head_k, n_head_v: shape.n_head_v };
         let args = (
-            qkv.ptr(), alpha.ptr(), beta.ptr(), optional(decay.dt_bias), optional(decay.a), state.ptr_mut(),
-            slot.ptr(), first.ptr(), rows.ptr(), start.ptr(), out.ptr_mut(), p,
+            qkv.ptr(),
+            alpha.ptr(),
+            beta.ptr(),
+            optional(decay.dt_bias),
+            optional(decay.a),
+            state.ptr_mut(),
+            slot.ptr(),
+            first.ptr(),
+            rows.ptr(),
+            start.ptr(),
+            out.ptr_mut(),
+            p,
         );
         // SAFETY: lengths and alignment were checked above; rows and slots are the caller's promise.
         match shape.d_state {

@@ -1,0 +1,141 @@
+//! Activations on the device.
+
+use std::cell::{Cell, OnceCell};
+use std::sync::Arc;
+
+use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
+
+use super::{GpuBackend, Result, device_error, op_error};
+use crate::backend::Error;
+use crate::gpu::device::Device;
+use crate::gpu::memory::{Buffer, Slice};
+use crate::gpu::ops::{self, Q8};
+
+/// f32 activations `[rows, cols]`, and their int8 form where a product takes that.
+pub struct Tensor<D: Device> {
+    data: Arc<Buffer<D, f32>>,
+    rows: u32,
+    cols: u32,
+    /// Allocated when a product first wants it.
+    q8: OnceCell<Quantised<D>>,
+    /// Rows whose int8 form is that of `data` as it is now; writing makes it 0.
+    n_quantised: Cell<u32>,
+}
+
+/// The int8 form of a tensor.
+struct Quantised<D: Device> {
+    qs: Arc<Buffer<D, i8>>,
+    d: Arc<Buffer<D, f32>>,
+    s: Arc<Buffer<D, f32>>,
+}
+
+impl<D: Device> Tensor<D> {
+    pub(super) fn new(backend: &mut GpuBackend<D>, rows: u32, cols: u32) -> Result<Self> {
+        let data = backend.keep_zeroed("activations", rows as usize * cols as usize)?;
+        Ok(Tensor { data, rows, cols, q8: OnceCell::new(), n_quantised: Cell::new(0) })
+    }
+
+    /// Columns.
+    pub fn cols(&self) -> u32 {
+        self.cols
+    }
+
+    /// The first `n` rows, to read.
+    pub(super) fn rows(&self, n: u32) -> Result<Slice<'_, f32>> {
+        if n > self.rows {
+            return Err(Error::Batch(format!("{n} rows in activations for {}", self.rows)));
+        }
+        self.data.part(..n as usize * self.cols as usize).map_err(device_error)
+    }
+
+    /// The first `n` rows, to write.
+    pub(super) fn rows_mut(&mut self, n: u32) -> Result<Slice<'_, f32>> {
+        self.n_quantised.set(0);
+        self.rows(n)
+    }
+}
+
+impl<D: Device> GpuBackend<D> {
+    /// Activations with these values, `[values.len() / cols, cols]`.
+    ///
+    /// # Errors
+    /// Where they do not fit.
+    pub fn tensor_from(&mut self, values: &[f32], cols: u32) -> Result<Tensor<D>> {
+        let rows = u32::try_from(values.len() / cols.max(1) as usize);
+        let mut tensor = Tensor::new(self, rows.map_err(|_| Error::Batch("too many rows".to_owned()))?, cols)?;
+        let n_rows = tensor.rows;
+        self.device.upload(tensor.rows_mut(n_rows)?, values).map_err(device_error)?;
+        Ok(tensor)
+    }
+
+    /// The int8 form of the first `n` rows, quantised where it is out of date.
+    pub(super) fn quantised<'t>(&mut self, x: &'t Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        if x.q8.get().is_none() {
+            let len = x.rows as usize * x.cols as usize;
+            let q8 = Quantised {
+                qs: self.keep("int8 activations", len)?,
+                d: self.keep("int8 activations", len / Q8_BLOCK as usize)?,
+                s: self.keep("int8 activations", len / Q8_SUM as usize)?,
+            };
+            // Nobody else can have set it meanwhile.
+            let _ = x.q8.set(q8);
+        }
+        let q8 = x.q8.get().expect("set above");
+        let q8 = Q8 { qs: q8.qs.slice(), d: q8.d.slice(), s: q8.s.slice(), cols: x.cols };
+        if x.n_quantised.get() < n {
+            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
+            self.moved_bytes += launched.map_err(op_error)?;
+            x.n_quantised.set(n);
+        }
+        Ok(q8)
+    }
+}
+
+/// The experts chosen for every row, `[rows, n_used]`, and their weights.
+pub struct Routes<D: Device> {
+    pub(super) ids: Arc<Buffer<D, u32>>,
+    pub(super) weights: Arc<Buffer<D, f32>>,
+    pub(super) n_used: u32,
+}
+
+impl<D: Device> Routes<D> {
+    pub(super) fn new(backend: &mut GpuBackend<D>, rows: u32, n_used: u32) -> Result<Self> {
+        let len = rows as usize * n_used as usize;
+        Ok(Routes { ids: backend.keep_zeroed("routes", len)?, weights: backend.keep_zeroed("routes", len)?, n_used })
+    }
+
+    /// Routes of `rows` rows.
+    pub(super) fn n_routes(&self, rows: u32) -> Result<u32> {
+        let too_many = || Error::Batch(format!("{rows} rows of {} experts each", self.n_used));
+        let n = rows.checked_mul(self.n_used).ok_or_else(too_many)?;
+        if n as usize > self.ids.len() { Err(too_many()) } else { Ok(n) }
+    }
+
+    pub(super) fn ids(&self, n_routes: u32) -> Result<Slice<'_, u32>> {
+        self.ids.part(..n_routes as usize).map_err(device_error)
+    }
+
+    pub(super) fn weights(&self, n_routes: u32) -> Result<Slice<'_, f32>> {
+        self.weights.part(..n_routes as usize).map_err(device_error)
+    }
+}
+
+/// Room for attention's open softmaxes. It grows to the largest shape that was seen.
+pub(super) struct Partials<D: Device> {
+    pub(super) out: Arc<Buffer<D, f32>>,
+    pub(super) max_sum: Arc<Buffer<D, f32>>,
+}
+
+impl<D: Device> GpuBackend<D> {
+    /// Room for `heads` heads of `head_dim`, rows and splits counted in.
+    pub(super) fn partials(&mut self, heads: usize, head_dim: u32) -> Result<Partials<D>> {
+        let (out, max_sum) = (heads * head_dim as usize, 2 * heads);
+        let fits = |p: &&Partials<D>| p.out.len() >= out && p.max_sum.len() >= max_sum;
+        if let Some(partials) = self.partials.as_ref().filter(fits) {
+            return Ok(Partials { out: partials.out.clone(), max_sum: partials.max_sum.clone() });
+        }
+        let (out, max_sum) = (self.keep("attention", out)?, self.keep("attention", max_sum)?);
+        self.partials = Some(Partials { out: out.clone(), max_sum: max_sum.clone() });
+        Ok(Partials { out, max_sum })
+    }
+}

@@ -1,0 +1,287 @@
+//! Paged attention: cache writes, splits, windows, sinks.
+
+#![expect(unsafe_code, reason = "launches whose page tables live on the device")]
+
+use half::f16;
+use host::backend::{AttentionShape, PAGE_TOKENS};
+use host::gpu::ops::{self, KvSlice, Partials, Placement};
+use host::gpu::{Buffer, Device};
+
+use super::{Output, Random, assert_close, assert_same_bits, input, on_devices};
+
+/// One sequence's query rows and the keys that it has.
+struct Sequence {
+    /// Positions of the query rows, the last of them the sequence's last.
+    rows: Vec<u32>,
+}
+
+struct Case {
+    shape: AttentionShape,
+    sequences: Vec<Sequence>,
+    n_split: u32,
+    sinks: Option<Vec<f32>>,
+    half: bool,
+}
+
+/// A case's inputs on the device. Pages are dealt in random order, and everything beyond a sequence's length
+/// is NaN: one such key in a softmax spoils the row.
+struct Setup<D: Device> {
+    q: Vec<f32>,
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    pos: Vec<u32>,
+    span: Vec<u32>,
+    page_table: Vec<u32>,
+    max_pages: u32,
+    cache: (Cache<D>, Cache<D>),
+}
+
+enum Cache<D: Device> {
+    F32(Buffer<D, f32>),
+    F16(Buffer<D, u16>),
+}
+
+impl<D: Device> Cache<D> {
+    fn slice(&self) -> KvSlice<'_> {
+        match self {
+            Cache::F32(b) => KvSlice::F32(b.slice()),
+            Cache::F16(b) => KvSlice::F16(b.slice()),
+        }
+    }
+}
+
+fn setup<D: Device>(device: &D, case: &Case, random: &mut Random) -> Setup<D> {
+    let shape = case.shape;
+    let kv_dim = (shape.n_head_kv * shape.head_dim) as usize;
+    let length = |s: &Sequence| s.rows.last().unwrap() + 1;
+    let pages_of = |s: &Sequence| length(s).div_ceil(PAGE_TOKENS);
+    let max_pages = case.sequences.iter().map(pages_of).max().unwrap() + 1;
+    let n_pages: u32 = case.sequences.iter().map(pages_of).sum::<u32>() + 1;
+    let mut free = random.permutation(n_pages);
+    let mut page_table = vec![u32::MAX; case.sequences.len() * max_pages as usize];
+    let (mut pos, mut span, mut keys, mut values) = (vec![], vec![], vec![], vec![]);
+    for (s, sequence) in case.sequences.iter().enumerate() {
+        for page in 0..pages_of(sequence) as usize {
+            page_table[s * max_pages as usize + page] = free.pop().unwrap();
+        }
+        pos.extend(&sequence.rows);
+        span.extend(vec![s as u32; sequence.rows.len()]);
+        keys.push(random.units(length(sequence) as usize * kv_dim));
+        values.push(random.units(length(sequence) as usize * kv_dim));
+    }
+    let fill = |of: &[Vec<f32>]| {
+        let mut all = vec![f32::NAN; n_pages as usize * PAGE_TOKENS as usize * kv_dim];
+        for (s, rows) in of.iter().enumerate() {
+            for (t, row) in rows.chunks(kv_dim).enumerate() {
+                let page = page_table[s * max_pages as usize + t / PAGE_TOKENS as usize] as usize;
+                let token = page * PAGE_TOKENS as usize + t % PAGE_TOKENS as usize;
+                all[token * kv_dim..][..kv_dim].copy_from_slice(row);
+            }
+        }
+        if case.half {
+            let bits: Vec<u16> = all.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+            Cache::F16(input(device, &bits))
+        } else {
+            Cache::F32(input(device, &all))
+        }
+    };
+    let cache = (fill(&keys), fill(&values));
+    if case.half {
+        for x in keys.iter_mut().chain(&mut values).flatten() {
+            *x = f16::from_f32(*x).to_f32();
+        }
+    }
+    let q = random.units(pos.len() * (shape.n_head * shape.head_dim) as usize);
+    Setup { q, keys, values, pos, span, page_table, max_pages, cache }
+}
+
+fn run<D: Device>(device: &D, case: &Case, setup: &Setup<D>) -> Vec<f32> {
+    let heads = setup.pos.len() * case.shape.n_head as usize;
+    let n_split = case.n_split as usize;
+    let part = Output::<D, f32>::new(device, heads * n_split * case.shape.head_dim as usize);
+    let max_sum = Output::<D, f32>::new(device, heads * n_split * 2);
+    let out = Output::new(device, setup.q.len());
+    let (q, pos, span) = (input(device, &setup.q), input(device, &setup.pos), input(device, &setup.span));
+    let page_table = input(device, &setup.page_table);
+    let sinks = case.sinks.as_ref().map(|s| input(device, s));
+    let at = Placement {
+        pos: pos.slice(),
+        span: span.slice(),
+        page_table: page_table.slice(),
+        max_pages: setup.max_pages,
+    };
+    let partials = Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: case.n_split };
+    let cache = (setup.cache.0.slice(), setup.cache.1.slice());
+    // SAFETY: the page table names pages of the caches for every position.
+    unsafe {
+        ops::attention(
+            device, q.slice(), cache, at, partials, sinks.as_ref().map(Buffer::slice), out.slice(), &case.shape,
+        )
+        .unwrap();
+    }
+    out.read(device)
+}
+
+/// The definition, in f64: softmax over the visible keys and the sink.
+fn expected<D: Device>(case: &Case, setup: &Setup<D>) -> Vec<f64> {
+    let AttentionShape { n_head, n_head_kv, head_dim, scale, window } = case.shape;
+    let (d, kv_dim) = (head_dim as usize, (n_head_kv * head_dim) as usize);
+    let mut out = vec![];
+    for (row, (&pos, &span)) in setup.pos.iter().zip(&setup.span).enumerate() {
+        let first = window.map_or(0, |w| (pos + 1).saturating_sub(w)) as usize;
+        for head in 0..n_head as usize {
+            let q = &setup.q[(row * n_head as usize + head) * d..][..d];
+            let at = |t: usize| t * kv_dim + head / (n_head / n_head_kv) as usize * d;
+            let (keys, values) = (&setup.keys[span as usize], &setup.values[span as usize]);
+            let score = |t: usize| -> f64 {
+                let k = &keys[at(t)..][..d];
+                q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>() * f64::from(scale)
+            };
+            let scores: Vec<f64> = (first..=pos as usize).map(score).collect();
+            let sink = case.sinks.as_ref().map_or(f64::NEG_INFINITY, |s| f64::from(s[head]));
+            let max = scores.iter().copied().fold(sink, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum::<f64>() + (sink - max).exp();
+            for e in 0..d {
+                let weighted = |(i, s): (usize, &f64)| (s - max).exp() * f64::from(values[at(first + i) + e]);
+                out.push(scores.iter().enumerate().map(weighted).sum::<f64>() / sum);
+            }
+        }
+    }
+    out
+}
+
+fn check<D: Device>(device: &D, case: &Case) {
+    let setup = setup(device, case, &mut Random::new(u64::from(case.shape.head_dim + case.n_split)));
+    let actual = run(device, case, &setup);
+    // Values are at most 1 and weights sum to 1; a score's error is that of a dot product of head_dim terms
+    // below 1 times the scale, and moves its weight by as much; the sum over keys adds a tree's error.
+    let bound = 1e-7 * (f64::from(case.shape.head_dim) * f64::from(case.shape.scale) + 16.0);
+    assert_close("attention", &actual, &expected(case, &setup), |_| bound);
+    assert_same_bits("attention", &actual, &run(device, case, &setup));
+}
+
+fn shape(n_head: u32, n_head_kv: u32, head_dim: u32, window: Option<u32>) -> AttentionShape {
+    AttentionShape { n_head, n_head_kv, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+}
+
+fn sequences(lengths: &[u32]) -> Vec<Sequence> {
+    lengths.iter().map(|&n| Sequence { rows: vec![n - 1] }).collect()
+}
+
+/// Lengths around the lane groups, pages and splits; one row a sequence, many sequences.
+#[test]
+fn lengths_around_every_boundary() {
+    fn checks<D: Device>(device: &D) {
+        let lengths = [1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257];
+        for (head_dim, n_head, n_head_kv) in [(64, 4, 2), (128, 4, 1), (256, 4, 1)] {
+            for n_split in [1, 3] {
+                let case = Case {
+                    shape: shape(n_head, n_head_kv, head_dim, None),
+                    sequences: sequences(&lengths),
+                    n_split,
+                    sinks: None,
+                    half: n_split == 3,
+                };
+                check(device, &case);
+            }
+        }
+    }
+    on_devices!(checks);
+}
+
+/// More splits than keys leaves some empty: they must not turn into NaN.
+#[test]
+fn empty_splits_windows_and_sinks() {
+    fn checks<D: Device>(device: &D) {
+        for window in [None, Some(1), Some(16), Some(128)] {
+            let case = Case {
+                shape: shape(8, 2, 64, window),
+                sequences: vec![
+                    Sequence { rows: (0..5).collect() },
+                    Sequence { rows: vec![126, 127, 128] },
+                    Sequence { rows: vec![15, 16] },
+                ],
+                n_split: 7,
+                sinks: Some(vec![0.0, 1.5, -3.0, f32::NEG_INFINITY, 30.0, 0.1, -0.1, 2.0]),
+                half: false,
+            };
+            check(device, &case);
+        }
+    }
+    on_devices!(checks);
+}
+
+/// With q = 0 every key weighs the same, so the sink's share can be written down.
+#[test]
+fn the_sink_takes_its_share_of_the_denominator() {
+    fn checks<D: Device>(device: &D) {
+        let shares = [(1, 0.0, 0.5), (3, 0.0, 0.75), (1, 3f32.ln(), 0.25), (2, f32::NEG_INFINITY, 1.0)];
+        for (length, sink, share) in shares {
+            let case = Case {
+                shape: shape(1, 1, 64, None),
+                sequences: sequences(&[length]),
+                n_split: 2,
+                sinks: Some(vec![sink]),
+                half: false,
+            };
+            let mut setup = setup(device, &case, &mut Random::new(3));
+            setup.q.fill(0.0);
+            let ones = |b: &Cache<D>| match b {
+                Cache::F32(b) => device.upload(b.slice(), &vec![1.0; b.len()]).unwrap(),
+                Cache::F16(_) => unreachable!("the case is f32"),
+            };
+            ones(&setup.cache.0);
+            ones(&setup.cache.1);
+            assert_close("share", &run(device, &case, &setup), &[share; 64], |_| 1e-6);
+        }
+    }
+    on_devices!(checks);
+}
+
+#[test]
+fn keys_and_values_go_to_their_pages() {
+    fn checks<D: Device>(device: &D) {
+        for (kv_dim, half) in [(64usize, false), (200, true), (1, false)] {
+            let (pos, span) = ([63u32, 64, 5, 200], [1u32, 1, 0, 0]);
+            let page_table = [4u32, u32::MAX, u32::MAX, 0, 2, 3, u32::MAX, u32::MAX];
+            let mut random = Random::new(9);
+            let (k, v) = (random.units(4 * kv_dim), random.units(4 * kv_dim));
+            let len = 5 * PAGE_TOKENS as usize * kv_dim;
+            let (pos_in, span_in, table) = (input(device, &pos), input(device, &span), input(device, &page_table));
+            let at =
+                Placement { pos: pos_in.slice(), span: span_in.slice(), page_table: table.slice(), max_pages: 4 };
+            let (k_in, v_in) = (input(device, &k), input(device, &v));
+            let expected = |x: &[f32]| {
+                let mut all = vec![f32::NAN; len];
+                for row in 0..4 {
+                    let page = page_table[(span[row] * 4 + pos[row] / PAGE_TOKENS) as usize];
+                    let to = (page * PAGE_TOKENS + pos[row] % PAGE_TOKENS) as usize * kv_dim;
+                    all[to..to + kv_dim].copy_from_slice(&x[row * kv_dim..][..kv_dim]);
+                }
+                all
+            };
+            let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
+            // SAFETY: the table names one of five pages for every position.
+            unsafe {
+                if half {
+                    let (kc, vc) = (Output::<D, u16>::new(device, len), Output::<D, u16>::new(device, len));
+                    let to = (KvSlice::F16(kc.slice()), KvSlice::F16(vc.slice()));
+                    ops::kv_cache_write(device, k_in.slice(), v_in.slice(), at, to, kv_dim as u32).unwrap();
+                    for (cache, x) in [(kc, &k), (vc, &v)] {
+                        for (a, e) in cache.read(device).iter().zip(expected(x)) {
+                            assert!(same(f16::from_bits(*a).to_f32(), f16::from_f32(e).to_f32()));
+                        }
+                    }
+                } else {
+                    let (kc, vc) = (Output::<D, f32>::new(device, len), Output::<D, f32>::new(device, len));
+                    let to = (KvSlice::F32(kc.slice()), KvSlice::F32(vc.slice()));
+                    ops::kv_cache_write(device, k_in.slice(), v_in.slice(), at, to, kv_dim as u32).unwrap();
+                    for (cache, x) in [(kc, &k), (vc, &v)] {
+                        assert!(cache.read(device).iter().zip(expected(x)).all(|(&a, e)| same(a, e)));
+                    }
+                }
+            }
+        }
+    }
+    on_devices!(checks);
+}

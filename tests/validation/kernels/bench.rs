@@ -1,0 +1,46 @@
+//! The kernel benchmark: that it runs (emulated, tiny), and its table on a GPU with `ZINC_BENCH=1`.
+
+use host::gpu::ops::bench::{Measurement, bench};
+use host::gpu::{Device, Emulated};
+
+fn print(results: &[Measurement]) {
+    for m in results {
+        println!(
+            "{:12} {:5} {:36} {:9.1} us {:7.0} GB/s {:5.1} %",
+            m.op,
+            m.ty,
+            m.shape,
+            m.us,
+            m.gb_per_s,
+            m.share * 100.0
+        );
+    }
+    println!("{}", serde_json::to_string(results).expect("numbers and text"));
+}
+
+#[test]
+fn the_kernel_benchmark_measures_every_kernel() {
+    let results = bench(&Emulated::new(), 64 << 10, 1).expect("bench");
+    assert_eq!(results[0].op, "read_sweep");
+    assert_eq!(results[0].share, 1.0);
+    assert!(results.iter().all(|m| m.us > 0.0 && m.gb_per_s > 0.0 && m.bytes > 0), "{results:?}");
+    for &ty in gpu_kernels::blocks::GgmlType::ALL {
+        let matvec = |m: &&Measurement| m.op.starts_with("matvec") && m.ty == ty.name() && m.shape.ends_with("x 2048");
+        let forms = results.iter().filter(matvec).count();
+        assert_eq!(forms, if host::gpu::ops::takes_q8(ty) { 2 } else { 1 }, "{ty}");
+    }
+}
+
+#[test]
+fn the_kernel_benchmark_on_a_gpu() {
+    fn on<D: Device>(device: &D) {
+        let results = bench(device, 768 << 20, 15).expect("bench");
+        print(&results);
+        assert!(results.iter().all(|m| m.us > 0.0), "{results:?}");
+    }
+    if std::env::var_os("ZINC_BENCH").is_none_or(|value| value != "1") {
+        println!("skipped: ZINC_BENCH is not 1");
+    } else if let Some(device) = super::gpu() {
+        on(device);
+    }
+}
