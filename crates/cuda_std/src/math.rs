@@ -116,6 +116,18 @@ functions! {
     tanh_approx(x) = tanh;
 }
 
+/// `(a / b, a % b)`. Rust's own operators keep a branch to the code that reports a division by zero; kernels are to be
+/// without, and their launchers check divisors.
+///
+/// # Safety
+/// `b` is not zero. A debug build for the host checks it.
+#[inline(always)]
+pub unsafe fn div_rem(a: u32, b: u32) -> (u32, u32) {
+    // SAFETY: the caller's.
+    unsafe { core::hint::assert_unchecked(b != 0) };
+    (a / b, a % b)
+}
+
 /// The nearest integer as `i32`, ties to even; saturates, and NaN is 0.
 #[inline(always)]
 #[must_use]

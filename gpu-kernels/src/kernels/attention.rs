@@ -10,8 +10,6 @@
 //!
 //! Source: Milakov & Gimelshein, online softmax (2018); Dao et al., Flash-Decoding (2023).
 
-use core::num::NonZero;
-
 use crate::kernels::kv_cache::{KvElem, physical_token};
 use bytemuck::{Pod, Zeroable};
 use cuda_std::prelude::*;
@@ -94,10 +92,10 @@ impl<const E: usize> Partial<E> {
 
 /// The keys that split `split` of `n_split` covers for a query at `pos`.
 #[inline(always)]
-fn split_range(pos: u32, window: u32, split: u32, n_split: NonZero<u32>) -> (u32, u32) {
+fn split_range(pos: u32, window: u32, split: u32, n_split: u32) -> (u32, u32) {
     let end = pos + 1;
     let begin = if window == 0 || window > end { 0 } else { end - window };
-    let each = (end - begin + (n_split.get() - 1)) / n_split;
+    let each = (end - begin).div_ceil(n_split);
     let from = begin + split * each;
     (if from < end { from } else { end }, if from + each < end { from + each } else { end })
 }
@@ -119,11 +117,10 @@ unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
     let head_dim = LANES * LANE_ELEMS;
     let groups = THREADS / LANES;
     let (row, first_head, split) = (thread::block_idx_x(), thread::block_idx_y() * HEADS as u32, thread::block_idx_z());
-    // Divisors as `NonZero`: a plain division would bring panic code along.
-    let Some(n_split) = NonZero::new(thread::grid_dim_z()) else { return };
-    let Some(group_heads) = NonZero::new(p.n_head_kv).and_then(|kv| NonZero::new(p.n_head / kv)) else { return };
+    let n_split = thread::grid_dim_z();
     let (group, lane) = (thread::thread_idx_x() / LANES, thread::thread_idx_x() % LANES);
-    let head_kv = first_head / group_heads;
+    // SAFETY: the launcher checks that `n_head` is a multiple of `n_head_kv`, and neither is zero.
+    let head_kv = unsafe { math::div_rem(first_head, math::div_rem(p.n_head, p.n_head_kv).0).0 };
     let kv_dim = p.n_head_kv as usize * head_dim as usize;
     let offset = head_kv as usize * head_dim as usize + (lane * LANE_ELEMS) as usize;
 
@@ -195,7 +192,7 @@ unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
                 });
                 g += 1;
             }
-            let to = ((row as usize * p.n_head as usize + (first_head + head) as usize) * n_split.get() as usize) + split as usize;
+            let to = ((row as usize * p.n_head as usize + (first_head + head) as usize) * n_split as usize) + split as usize;
             st(partial_out.add(to * head_dim as usize + element as usize), merged.out[0]);
             if element == 0 {
                 st(partial_max_sum.add(2 * to), merged.max);
@@ -291,10 +288,9 @@ pub unsafe fn attention_merge(
     head_dim: u32, n_split: u32,
 ) {
     let head = thread::block_idx_x();
-    let Some(heads) = NonZero::new(n_head) else { return };
-    // SAFETY: head, split and element are below their counts; this lane alone writes its elements.
+    // SAFETY: head, split and element are below their counts, so none is zero; this lane alone writes its elements.
     unsafe {
-        let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add((head % heads) as usize)) };
+        let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(math::div_rem(head, n_head).1 as usize)) };
         let first = head as usize * n_split as usize;
         let mut i = thread::thread_idx_x();
         while i < head_dim {

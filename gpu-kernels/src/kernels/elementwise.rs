@@ -2,8 +2,6 @@
 //!
 //! Rows are `[rows, cols]`, contiguous. Launch: `Launch::linear(ceil(n / THREADS), THREADS)`.
 
-use core::num::NonZero;
-
 use cuda_std::prelude::*;
 
 /// Lanes a block.
@@ -42,11 +40,12 @@ pub unsafe fn scale_accumulate(x: *mut f32, y: *const f32, scale: f32, n: u32) {
 #[kernel(max_threads = 256)]
 pub unsafe fn add_bias(x: *mut f32, bias: *const f32, cols: u32, n: u32) {
     let i = thread::index_1d();
-    // A division by a `NonZero` brings no panic code along, here and below.
-    let Some(cols) = NonZero::new(cols) else { return };
     if i < n {
         // SAFETY: `i < n` and `i % cols < cols`; this lane alone touches element `i`.
-        unsafe { st(x.add(i as usize), ld(x.add(i as usize)) + ld(bias.add((i % cols) as usize))) }
+        unsafe {
+            let (_, col) = math::div_rem(i, cols);
+            st(x.add(i as usize), ld(x.add(i as usize)) + ld(bias.add(col as usize)));
+        }
     }
 }
 
@@ -70,11 +69,11 @@ pub unsafe fn sigmoid_mul(x: *mut f32, gate: *const f32, n: u32) {
 #[kernel(max_threads = 256)]
 pub unsafe fn sigmoid_scale_acc(x: *mut f32, y: *const f32, gate: *const f32, cols: u32, n: u32) {
     let i = thread::index_1d();
-    let Some(cols) = NonZero::new(cols) else { return };
     if i < n {
         // SAFETY: `i < n`, so the row is below `rows`; this lane alone touches element `i`.
         unsafe {
-            let scale = math::sigmoid(ld(gate.add((i / cols) as usize)));
+            let (row, _) = math::div_rem(i, cols);
+            let scale = math::sigmoid(ld(gate.add(row as usize)));
             st(x.add(i as usize), math::fma(scale, ld(y.add(i as usize)), ld(x.add(i as usize))));
         }
     }
@@ -89,12 +88,11 @@ pub unsafe fn sigmoid_scale_acc(x: *mut f32, y: *const f32, gate: *const f32, co
 #[kernel(max_threads = 256)]
 pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: u32, n: u32) {
     let i = thread::index_1d();
-    let Some(head_len) = NonZero::new(head_dim) else { return };
     if i < n {
-        let head = (i / head_len) as usize;
-        let from = i as usize + head * head_dim as usize;
-        // SAFETY: `i < n`; `from + head_dim < 2n`; this lane alone writes element `i`.
+        // SAFETY: `i < n`, so neither is `head_dim` zero; `from + head_dim < 2n`; this lane alone writes element `i`.
         unsafe {
+            let (head, _) = math::div_rem(i, head_dim);
+            let from = i as usize + head as usize * head_dim as usize;
             st(q.add(i as usize), ld(qg.add(from)));
             st(gate.add(i as usize), ld(qg.add(from + head_dim as usize)));
         }
@@ -108,12 +106,12 @@ pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: 
 #[kernel(max_threads = 256)]
 pub unsafe fn gather_rows(x: *const f32, rows: *const u32, out: *mut f32, cols: u32, n: u32) {
     let i = thread::index_1d();
-    let Some(row_len) = NonZero::new(cols) else { return };
     if i < n {
         // SAFETY: `i < n`, and `rows` names rows of `x`; this lane alone writes element `i`.
         unsafe {
-            let row = ld(rows.add((i / row_len) as usize)) as usize;
-            st(out.add(i as usize), ld(x.add(row * cols as usize + (i % row_len) as usize)));
+            let (to, col) = math::div_rem(i, cols);
+            let row = ld(rows.add(to as usize)) as usize;
+            st(out.add(i as usize), ld(x.add(row * cols as usize + col as usize)));
         }
     }
 }

@@ -9,8 +9,6 @@
 //!
 //! Source: Su et al., RoFormer (2021); YaRN's scaling (Peng et al., 2023) is in `inv_freq` and `magnitude`.
 
-use core::num::NonZero;
-
 use bytemuck::{Pod, Zeroable};
 use cuda_std::prelude::*;
 
@@ -43,11 +41,11 @@ pub struct RopeParams {
 pub unsafe fn rope(x: *mut f32, pos: *const u32, turns: *const u64, p: RopeParams) {
     let n_pair = p.n_rot / 2;
     let i = thread::index_1d();
-    let Some(pairs) = NonZero::new(n_pair) else { return };
     if i >= p.n_head * n_pair {
         return;
     }
-    let (head, pair) = (i / pairs, i % pairs);
+    // SAFETY: `i < n_head · n_pair`, so there are pairs.
+    let (head, pair) = unsafe { math::div_rem(i, n_pair) };
     let row = thread::block_idx_y();
     let (first, second) = if p.adjacent != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_pair) };
     // SAFETY: the head and both dimensions are below their counts; this lane alone touches the pair.
