@@ -229,10 +229,10 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const
             // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
             core::array::from_fn(|t| unsafe { x[t].load(at, live) })
         });
-        for s in 0..S {
-            for t in 0..T {
-                for r in 0..R {
-                    sums[t][r] += X::dot(&raw[s][r], &chunks[s][t], phase);
+        for (raw, chunks) in raw.iter().zip(&chunks) {
+            for (sums, x) in sums.iter_mut().zip(chunks) {
+                for (sum, raw) in sums.iter_mut().zip(raw) {
+                    *sum += X::dot(raw, x, phase);
                 }
             }
         }
