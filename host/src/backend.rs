@@ -1,1 +1,413 @@
 //! The operations a model is made of.
+//!
+//! [`Backend`] is the seam between what a network computes (`model`) and how a machine does it (`cpu`,
+//! `gpu`). Every operation works on a *batch*: `M` rows, one a token, that belong to `N` sequences;
+//! decoding one sequence and prefilling one prompt are special cases. Rows of one sequence are
+//! consecutive and in order.
+//!
+//! Layers are written once, in `model::layers`, as calls of the small operations. The provided methods at
+//! the end are whole sub-layers: they call those functions, and a backend overrides one where it can fuse.
+//!
+//! Shapes are `[rows, cols]`, the last dimension contiguous. Activations are f32.
+
+use crate::gguf;
+pub use crate::model::config::Pairing;
+use crate::model::layers::{self, Attention, DeltaNet, DenseFfn, Moe, Scratch};
+
+/// Tokens in a page of the KV cache.
+pub const PAGE_TOKENS: u32 = 64;
+
+/// Why a backend could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The device has too little memory left.
+    #[error("out of memory: {what} needs {needed} bytes, {free} are free")]
+    OutOfMemory {
+        /// What was being allocated.
+        what: String,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes the device had free.
+        free: u64,
+    },
+    /// The backend has no form of an operation for these types or shapes.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A batch asks for something that the session does not have.
+    #[error("batch: {0}")]
+    Batch(String),
+    /// The device or its driver failed.
+    #[error("{0}")]
+    Device(String),
+}
+
+/// Result of a backend operation.
+pub type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+/// `M` tokens of `N` sequences that go through the model together.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Token id of every row.
+    pub tokens: Vec<u32>,
+    /// The sequences, in row order; their `rows` sum to `tokens.len()`.
+    pub spans: Vec<Span>,
+    /// Rows whose logits are wanted, ascending.
+    pub outputs: Vec<u32>,
+}
+
+/// One sequence's consecutive rows of a [`Batch`].
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Which sequence slot: indexes the recurrent state.
+    pub slot: u32,
+    /// Position of the first row in its sequence. At 0 the recurrent state starts from zero.
+    pub start: u32,
+    /// Number of rows.
+    pub rows: u32,
+    /// Physical KV pages that hold positions `0 .. start + rows`, in order.
+    pub pages: Vec<u32>,
+}
+
+/// What a cache must hold.
+#[derive(Clone, Debug)]
+pub struct CacheShape {
+    /// For each layer, what it keeps.
+    pub layers: Vec<LayerCache>,
+    /// Physical KV pages, shared by all sequences; each layer with attention has its own copy of them.
+    pub n_pages: u32,
+    /// Recurrent-state slots: one a sequence, then those that keep checkpoints.
+    pub n_slots: u32,
+}
+
+/// What one layer keeps between steps.
+#[derive(Clone, Copy, Debug)]
+pub enum LayerCache {
+    /// Keys and values, `kv_dim = n_head_kv · head_dim` each a token.
+    Kv {
+        /// Values a token.
+        kv_dim: u32,
+    },
+    /// Gated delta net: the last `d_conv − 1` inputs of the convolution, and one matrix a head.
+    Recurrent {
+        /// Elements of the convolution state: `(d_conv − 1) · conv_dim`.
+        conv: u32,
+        /// Elements of the state: `n_head · d_state · d_state`.
+        state: u32,
+    },
+}
+
+/// Rotary position embedding, resolved from the model's metadata.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// Rotated dimensions of each head; the rest pass through.
+    pub n_rot: u32,
+    /// Which dimensions form a pair.
+    pub pairing: Pairing,
+    /// Radians a position for each pair, `n_rot / 2` values: base, linear or YaRN scaling and `rope_freqs`
+    /// divisors are all folded in here, in f64, once.
+    pub inv_freq: Vec<f32>,
+    /// Multiplies cos and sin (YaRN's magnitude; 1 otherwise).
+    pub magnitude: f32,
+}
+
+/// Shape of an attention operation.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads; query head `h` reads head `h / (n_head / n_head_kv)`.
+    pub n_head_kv: u32,
+    /// Dimensions of a head.
+    pub head_dim: u32,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// A query at position `t` sees keys in `(t − window, t]`; `None` sees all up to `t`.
+    pub window: Option<u32>,
+}
+
+/// Added to `Σ x²` before queries and keys of a gated delta net are divided by its root. Source: the models'
+/// reference implementation, `l2norm(x, eps=1e-6)`.
+pub const L2_NORM_EPS: f32 = 1e-6;
+
+/// Shape of a gated delta net.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaNetShape {
+    /// Query and key heads (`ssm.group_count`).
+    pub n_head_k: u32,
+    /// Value heads (`ssm.time_step_rank`); value head `h` goes with key head `h % n_head_k`.
+    pub n_head_v: u32,
+    /// Dimensions of a head, of keys and values alike (`ssm.state_size`).
+    pub d_state: u32,
+    /// Taps of the causal convolution (`ssm.conv_kernel`).
+    pub d_conv: u32,
+}
+
+impl DeltaNetShape {
+    /// Width of the convolved row `[Q | K | V]`.
+    pub fn conv_dim(&self) -> u32 {
+        (2 * self.n_head_k + self.n_head_v) * self.d_state
+    }
+
+    /// Width of the value part.
+    pub fn d_inner(&self) -> u32 {
+        self.n_head_v * self.d_state
+    }
+}
+
+/// How a router's logits become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterRule {
+    /// Softmax over the chosen experts only (the same as softmax over all, then renormalised).
+    SoftmaxChosen,
+    /// Softmax over all experts, not renormalised.
+    SoftmaxAll,
+}
+
+/// The gated activation of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatedAct {
+    /// `g·σ(g)·u`.
+    SwiGlu,
+    /// gpt-oss: `g' = min(g, 7)`, `u' = clamp(u, ±7)`, `g'·σ(1.702·g')·(u' + 1)`.
+    SwiGluOai,
+}
+
+/// A machine that can run the model.
+pub trait Backend: Sized + Send {
+    /// A weight matrix `[rows, cols]`, or a stack of `n_expert` of them.
+    type Matrix: Send;
+    /// f32 parameters: norm weights, biases, sinks, convolution taps.
+    type Vector: Send;
+    /// f32 activations `[rows, cols]`; allocated once for the largest batch, its live rows follow the batch.
+    type Tensor: Send;
+    /// The experts chosen for every row, and their weights.
+    type Routes: Send;
+    /// KV pages and recurrent state of all layers.
+    type Cache: Send;
+    /// A batch's metadata where the operations read it.
+    type Batch: Send;
+
+    // --- storage -----------------------------------------------------------------------------------
+
+    /// Takes a weight matrix (2-D) or stack of expert matrices (3-D) from a file.
+    fn matrix(&mut self, tensor: &gguf::Tensor<'_>) -> Result<Self::Matrix>;
+    /// Takes parameters of any float type from a file, as f32.
+    fn vector(&mut self, tensor: &gguf::Tensor<'_>) -> Result<Self::Vector>;
+    /// Allocates activations for up to `rows` rows; `cols` is 0 if the model never uses them.
+    fn tensor(&mut self, rows: u32, cols: u32) -> Result<Self::Tensor>;
+    /// Allocates routes for up to `rows` rows.
+    fn routes(&mut self, rows: u32, n_expert_used: u32) -> Result<Self::Routes>;
+    /// Allocates the cache.
+    fn cache(&mut self, shape: &CacheShape) -> Result<Self::Cache>;
+    /// Makes a batch's metadata visible to the operations.
+    fn batch(&mut self, batch: &Batch) -> Result<Self::Batch>;
+    /// Waits for all work and copies the first `rows` rows of `x` to `out`, `[rows, cols]`.
+    fn read(&mut self, x: &Self::Tensor, rows: u32, out: &mut Vec<f32>) -> Result;
+    /// Copies the recurrent state of all layers from one slot to another (checkpoint and rollback).
+    fn copy_state(&mut self, cache: &mut Self::Cache, from: u32, to: u32) -> Result;
+
+    /// Runs the operations of one step, which `step` calls. A backend may bring its threads together around it.
+    fn run<R: Send>(&mut self, step: impl FnOnce(&mut Self) -> R + Send) -> R {
+        step(self)
+    }
+
+    // --- dense operations --------------------------------------------------------------------------
+
+    /// `out[m] = table[token[m]]`.
+    fn embed(&mut self, out: &mut Self::Tensor, table: &Self::Matrix, batch: &Self::Batch) -> Result;
+    /// `out[m, i] = w[i]·x[m, i]·rsqrt(mean_i(x[m, i]²) + eps)`.
+    fn rms_norm(
+        &mut self,
+        out: &mut Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Vector,
+        eps: f32,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// [`Backend::rms_norm`] in place over every head of `w.len()` dimensions.
+    fn rms_norm_heads(&mut self, x: &mut Self::Tensor, w: &Self::Vector, eps: f32, batch: &Self::Batch) -> Result;
+    /// `out[m, r] = Σ_k w[r, k]·x[m, k]`.
+    fn matmul(&mut self, out: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+    /// `out[m, r] += Σ_k w[r, k]·x[m, k]`.
+    fn matmul_add(&mut self, out: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch)
+    -> Result;
+    /// `x[m] += bias`.
+    fn add_bias(&mut self, x: &mut Self::Tensor, bias: &Self::Vector, batch: &Self::Batch) -> Result;
+    /// `out = act(gate, up)`, over the rows of the batch or, after `expert_matmul`, of its routes.
+    fn gated_act(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        act: GatedAct,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// `out[i] = x[batch.outputs[i]]`.
+    fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+    /// `logits[i, r] = Σ_k w[r, k]·x[i, k]` over the output rows of the batch.
+    fn head(&mut self, logits: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+
+    // --- attention ---------------------------------------------------------------------------------
+
+    /// Splits rows of per-head `[q | gate]` pairs, `[n_head, 2, head_dim]`, into `q` and `gate`.
+    fn split_gate(
+        &mut self,
+        q: &mut Self::Tensor,
+        gate: &mut Self::Tensor,
+        qg: &Self::Tensor,
+        head_dim: u32,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// Rotates every head of `head_dim` dimensions by its row's position.
+    fn rope(&mut self, x: &mut Self::Tensor, head_dim: u32, rope: &Rope, batch: &Self::Batch) -> Result;
+    /// Writes keys and values of the batch into layer `layer`'s pages.
+    fn kv_write(
+        &mut self,
+        cache: &mut Self::Cache,
+        layer: u32,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// Causal grouped-query attention over the cached pages. `sinks[h]` joins the softmax of head `h` as a
+    /// score without a value.
+    #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
+    fn attention(
+        &mut self,
+        out: &mut Self::Tensor,
+        q: &Self::Tensor,
+        cache: &Self::Cache,
+        layer: u32,
+        shape: &AttentionShape,
+        sinks: Option<&Self::Vector>,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// `x = x·σ(gate)`.
+    fn sigmoid_mul(&mut self, x: &mut Self::Tensor, gate: &Self::Tensor, batch: &Self::Batch) -> Result;
+
+    // --- gated delta net ---------------------------------------------------------------------------
+
+    /// Depthwise causal convolution and SiLU: `out[t, c] = SiLU(Σ_j w[c, j]·x[t − d_conv + 1 + j, c])`; inputs
+    /// before the batch come from the cache, which is brought up to date.
+    #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
+    fn ssm_conv1d(
+        &mut self,
+        out: &mut Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Vector,
+        cache: &mut Self::Cache,
+        layer: u32,
+        shape: &DeltaNetShape,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// The gated delta rule over `qkv = [Q | K | V]` rows, for each value head with state `S` (`[v, k]`):
+    /// `S ← e^g·S; S ← S + σ(beta)·(v − S·k)·kᵀ; out = S·q`, with `q`, `k` normalised to `x/√(Σx² + `[`L2_NORM_EPS`]`)`,
+    /// `q` scaled by `1/√d_state` and `g = softplus(alpha + dt_bias)·a`. The cached state is brought up to date.
+    #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
+    fn ssm_delta_net(
+        &mut self,
+        out: &mut Self::Tensor,
+        qkv: &Self::Tensor,
+        alpha: &Self::Tensor,
+        beta: &Self::Tensor,
+        dt_bias: Option<&Self::Vector>,
+        a: Option<&Self::Vector>,
+        cache: &mut Self::Cache,
+        layer: u32,
+        shape: &DeltaNetShape,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// `x = rms_norm(x, w)·SiLU(z)` for every head of `w.len()` dimensions.
+    fn ssm_gated_norm(
+        &mut self,
+        x: &mut Self::Tensor,
+        z: &Self::Tensor,
+        w: &Self::Vector,
+        eps: f32,
+        batch: &Self::Batch,
+    ) -> Result;
+
+    // --- mixture of experts ------------------------------------------------------------------------
+
+    /// Chooses the `n_expert_used` largest of `logits + bias` (lowest index on a tie) and weighs them.
+    fn route(
+        &mut self,
+        routes: &mut Self::Routes,
+        logits: &Self::Tensor,
+        bias: Option<&Self::Vector>,
+        rule: RouterRule,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// `out[m·k + j, r] = Σ_i w[expert(m, j)][r, i]·x[m or m·k + j, i] + bias[expert(m, j)][r]`: `x` has a row a
+    /// token, or with `x_routed` a row a route.
+    #[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
+    fn expert_matmul(
+        &mut self,
+        out: &mut Self::Tensor,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        x: &Self::Tensor,
+        x_routed: bool,
+        routes: &Self::Routes,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// [`Backend::gated_act`] over the rows of the routes.
+    fn expert_act(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        act: GatedAct,
+        routes: &Self::Routes,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// `x[m] += Σ_j weight(m, j)·y[m·k + j]`.
+    fn moe_weighted_acc(
+        &mut self,
+        x: &mut Self::Tensor,
+        y: &Self::Tensor,
+        routes: &Self::Routes,
+        batch: &Self::Batch,
+    ) -> Result;
+    /// `x[m] += σ(gate[m])·y[m]`, `gate` of one column; without a gate `x += y`.
+    fn sigmoid_scale_acc(
+        &mut self,
+        x: &mut Self::Tensor,
+        y: &Self::Tensor,
+        gate: Option<&Self::Tensor>,
+        batch: &Self::Batch,
+    ) -> Result;
+
+    // --- whole sub-layers, for a backend to fuse -----------------------------------------------------
+
+    /// `s.x += attention(norm(s.x))`.
+    fn attention_layer(
+        &mut self,
+        w: &Attention<Self>,
+        s: &mut Scratch<Self>,
+        cache: &mut Self::Cache,
+        layer: u32,
+        batch: &Self::Batch,
+    ) -> Result {
+        layers::attention(self, w, s, cache, layer, batch)
+    }
+    /// `s.x += delta_net(norm(s.x))`.
+    fn delta_net_layer(
+        &mut self,
+        w: &DeltaNet<Self>,
+        s: &mut Scratch<Self>,
+        cache: &mut Self::Cache,
+        layer: u32,
+        batch: &Self::Batch,
+    ) -> Result {
+        layers::delta_net(self, w, s, cache, layer, batch)
+    }
+    /// `s.x += ffn(norm(s.x))`.
+    fn dense_ffn_layer(&mut self, w: &DenseFfn<Self>, s: &mut Scratch<Self>, batch: &Self::Batch) -> Result {
+        layers::dense_ffn(self, w, s, batch)
+    }
+    /// `s.x += moe(norm(s.x))`.
+    fn moe_layer(&mut self, w: &Moe<Self>, s: &mut Scratch<Self>, batch: &Self::Batch) -> Result {
+        layers::moe(self, w, s, batch)
+    }
+}

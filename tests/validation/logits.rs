@@ -1,1 +1,170 @@
-//! To be written.
+//! Whole models on the CPU against logits of another engine.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use host::backend::{Batch, PAGE_TOKENS, Span};
+use host::cpu::CpuBackend;
+use host::gguf::Gguf;
+use host::model::golden::{self, Case};
+use host::model::{Executor, Limits, Session};
+
+/// The engine that made the files differs from itself by 8e-7 between batched and stepwise runs, and the CPU from
+/// it by at most 1.3e-6.
+const TOLERANCE: f64 = 1e-5;
+/// Of single logits, whose magnitude is about 10 to 30; the file has them with four decimals.
+const TOP_TOLERANCE: f64 = 1e-3;
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+fn session(model: &Path, n_pages: u32, n_batch: u32) -> Session<CpuBackend> {
+    let gguf = Arc::new(Gguf::open(model).expect("the golden model opens"));
+    let limits = Limits { n_pages, n_slots: 2, n_batch, n_outputs: n_batch };
+    Session::new(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits).expect("the golden model loads")
+}
+
+fn tiny_cases() -> Vec<Case> {
+    golden::read_manifest(&root().join("tests/data/logits")).expect("golden logits")
+}
+
+/// Index and values of the first two logits that differ in a bit.
+fn first_difference(a: &[f32], b: &[f32]) -> Option<(usize, f32, f32)> {
+    assert_eq!(a.len(), b.len());
+    (0..a.len()).find(|i| a[*i].to_bits() != b[*i].to_bits()).map(|i| (i, a[i], b[i]))
+}
+
+#[test]
+fn logits_of_every_architecture_equal_the_golden_ones() {
+    let cases = tiny_cases();
+    assert_eq!(cases.len(), 6);
+    for case in cases {
+        let mut session = session(&case.model, case.n_pages(), 64);
+        let report = case.run(&mut session, usize::MAX).expect("the model runs");
+        println!("{}: {:.1e} at position {}", case.name, report.worst_error, report.worst_position);
+        assert_eq!(report.n_positions, 63, "{}", case.name);
+        assert!(report.worst_error < TOLERANCE, "{}: {report:?}", case.name);
+        assert_eq!(report.wrong_greedy, [0; 0], "{}", case.name);
+    }
+}
+
+#[test]
+fn a_prompt_may_come_whole_in_chunks_or_token_by_token() {
+    for case in tiny_cases() {
+        let mut session = session(&case.model, case.n_pages(), 64);
+        let whole = case.logits(&mut session, 64).expect("the model runs");
+        for chunk in [1, 7] {
+            let chunked = case.logits(&mut session, chunk).expect("the model runs");
+            assert_eq!(first_difference(&chunked, &whole), None, "{} in chunks of {chunk}", case.name);
+        }
+    }
+}
+
+/// Two sequences that start and end at different times share batches, with their pages interleaved.
+#[test]
+fn sequences_in_one_batch_do_not_touch_each_other() {
+    for case in tiny_cases() {
+        let mut session = session(&case.model, 4, 16);
+        let sequences: [&[u32]; 2] = [&case.tokens, &case.tokens[20..]];
+        let pages = [vec![3, 1], vec![2, 0]];
+        let (mut mixed, mut done) = ([vec![], vec![]], [0, 0]);
+        let mut logits = Vec::new();
+        for step in 0.. {
+            let mut batch = Batch::default();
+            for (slot, sequence) in sequences.iter().enumerate() {
+                // Three or five tokens at a time, and the second sequence joins late.
+                let rows = (if slot == step % 2 { 3 } else { 5 }).min(sequence.len() - done[slot]);
+                if rows > 0 && (slot == 0 || step > 2) {
+                    batch.tokens.extend(&sequence[done[slot]..done[slot] + rows]);
+                    let start = done[slot] as u32;
+                    batch.spans.push(Span { slot: slot as u32, start, rows: rows as u32, pages: pages[slot].clone() });
+                }
+            }
+            if batch.spans.is_empty() && step > 2 {
+                break;
+            }
+            batch.outputs = (0..batch.tokens.len() as u32).collect();
+            session.forward(&batch, &mut logits).expect("the model runs");
+            let mut rest = &*logits;
+            for span in &batch.spans {
+                let (own, after) = rest.split_at(span.rows as usize * session.config().n_vocab);
+                mixed[span.slot as usize].extend_from_slice(own);
+                done[span.slot as usize] += span.rows as usize;
+                rest = after;
+            }
+        }
+        for (sequence, mixed) in sequences.iter().zip(&mixed) {
+            let alone = Case { tokens: sequence.to_vec(), ..case.clone() };
+            let alone = alone.logits(&mut session, 64).expect("the model runs");
+            assert_eq!(first_difference(mixed, &alone), None, "{}", case.name);
+        }
+    }
+}
+
+fn check_top(file: &str, model: &Path, chunk: usize) {
+    let cases = golden::read_top(&root().join("tests/data").join(file), model).expect("golden file");
+    assert!(!cases.is_empty());
+    let n_pages = cases.iter().map(Case::n_pages).max().expect("there are cases");
+    let mut session = session(model, n_pages, 128);
+    for case in &cases {
+        let report = case.run(&mut session, chunk).expect("the model runs");
+        println!("{:?}: {:.1e} at step {}", case.name, report.worst_error, report.worst_position);
+        assert!(report.worst_error < TOP_TOLERANCE, "{:?}: {report:?}", case.name);
+        assert_eq!(report.wrong_greedy, [0; 0], "{:?}", case.name);
+    }
+}
+
+#[test]
+fn zinc_tiny_continues_its_golden_prompts() {
+    check_top("zinc-tiny.json", &root().join("models/zinc-tiny-qwen35moe.gguf"), usize::MAX);
+}
+
+#[test]
+fn smollm2_continues_its_golden_prompts() {
+    let cache = std::env::var_os("ZINC_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
+    let model = cache.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !model.exists() {
+        let why = format!("{} is not there; `cargo xtask setup` fetches it", model.display());
+        assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "{why}");
+        println!("skipped: {why}");
+        return;
+    }
+    check_top("smollm2.json", &model, usize::MAX);
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused() {
+    let case = &tiny_cases()[0];
+    let mut session = session(&case.model, 2, 8);
+    let valid = Batch {
+        tokens: vec![1, 2, 3, 4],
+        spans: vec![
+            Span { slot: 0, start: 0, rows: 3, pages: vec![0] },
+            Span { slot: 1, start: 63, rows: 1, pages: vec![1] },
+        ],
+        outputs: vec![2, 3],
+    };
+    let mut logits = Vec::new();
+    session.forward(&valid, &mut logits).expect("a valid batch");
+    assert_eq!(logits.len(), 2 * session.config().n_vocab);
+    let mut refused = |what: &str, change: &dyn Fn(&mut Batch)| {
+        let mut batch = valid.clone();
+        change(&mut batch);
+        let error = session.forward(&batch, &mut logits).expect_err(what).to_string();
+        assert!(error.starts_with("batch: ") && error.contains(what), "{error} instead of {what}");
+    };
+    refused("0 rows; 1 to 8", &|b| *b = Batch::default());
+    refused("token 512 of a vocabulary of 512", &|b| b.tokens[3] = 512);
+    refused("3 rows in spans, 4 tokens", &|b| b.spans[0].rows = 2);
+    refused("4294967298 rows in spans", &|b| b.spans[1].rows = u32::MAX);
+    refused("slot 2 of 2", &|b| b.spans[1].slot = 2);
+    refused("slot 0 is written twice", &|b| b.spans[1].slot = 0);
+    refused("page 0 is written twice", &|b| b.spans[1].pages = vec![0]);
+    refused("page 2 of 2", &|b| b.spans[1].pages = vec![2]);
+    refused("1 pages for 65 positions", &|b| b.spans[1].start = PAGE_TOKENS);
+    refused("positions from", &|b| b.spans[1].start = u32::MAX);
+    refused("outputs [3, 2]", &|b| b.outputs = vec![3, 2]);
+    refused("outputs [4]", &|b| b.outputs = vec![4]);
+    assert!(session.copy_state(0, 2).is_err());
+}

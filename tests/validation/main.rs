@@ -1,14 +1,17 @@
 //! Cross-device numeric validation: one binary, so that `cargo test` links once.
 
+#![deny(unsafe_code)]
+
 mod cli;
 mod config;
-mod driver;
 mod dequant;
+mod driver;
 mod emulator;
 mod engine;
 mod gguf;
 mod kernels;
 mod logits;
+mod ops;
 mod ptx;
 mod template;
 mod tidy;

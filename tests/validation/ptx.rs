@@ -1,1 +1,111 @@
-//! To be written.
+//! The embedded PTX, tested as text: what is promised of every module and every kernel in it.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use cuda_builder::ptx::{self, Entry, Version};
+use host::gpu::ptx::{EmbeddedPtx, PTX, WITHOUT_PTX};
+
+use crate::tidy::{rust_files, workspace_root};
+
+/// The newest `.version` allowed for a target. CUDA 11.8's driver takes 7.8, CUDA 12.0's 8.0; GPUs of
+/// compute capability 12.0 need CUDA 12.8, hence 8.7, anyway.
+const NEWEST_VERSION: [(&str, Version); 5] =
+    [("sm_80", (7, 4)), ("sm_89", (7, 8)), ("sm_90", (8, 0)), ("sm_90a", (8, 0)), ("sm_120", (8, 7))];
+
+/// Kernels whose weights stream through: each must load 16 bytes a lane at a time.
+const WIDE_LOADS: [&str; 3] = ["matvec_", "read_sweep", "rms_norm"];
+
+/// The modules, or nothing, said aloud, in a build without the kernel toolchain.
+fn modules() -> &'static [EmbeddedPtx] {
+    if let Some(why) = WITHOUT_PTX {
+        assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "no PTX is embedded: {why}");
+        println!("skipped: no PTX is embedded: {why}");
+    }
+    PTX
+}
+
+fn each_kernel(mut check: impl FnMut(&EmbeddedPtx, &Entry<'_>)) {
+    for module in modules() {
+        ptx::entries(module.text).iter().for_each(|entry| check(module, entry));
+    }
+}
+
+/// The kernels that the sources name. Those a macro names (`fn $name`) are not among them.
+fn kernels_in_source() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for file in rust_files(&workspace_root().join("gpu-kernels/src")) {
+        let text = fs::read_to_string(&file).expect("a source file is readable");
+        for (at, _) in text.match_indices("#[kernel") {
+            let Some((_, after)) = text[at..].split_once("unsafe fn ") else { continue };
+            let name: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            if !name.is_empty() {
+                names.insert(name);
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn every_kernel_is_in_every_module() {
+    let in_source = kernels_in_source();
+    let mut first: Option<BTreeSet<&str>> = None;
+    for module in modules() {
+        let entries: BTreeSet<&str> = ptx::entries(module.text).iter().map(|entry| entry.name).collect();
+        let missing: Vec<&String> = in_source.iter().filter(|name| !entries.contains(name.as_str())).collect();
+        assert!(missing.is_empty(), "{} lacks {missing:?}", module.target);
+        assert_eq!(first.get_or_insert_with(|| entries.clone()), &entries, "{} differs in its kernels", module.target);
+    }
+}
+
+#[test]
+fn no_module_asks_for_a_newer_driver_or_gpu_than_its_target_needs() {
+    for module in modules() {
+        assert_eq!(ptx::target(module.text), Some(module.target));
+        let version = ptx::version(module.text).expect("a module has a version");
+        let (_, newest) = NEWEST_VERSION
+            .iter()
+            .find(|(target, _)| *target == module.target)
+            .unwrap_or_else(|| panic!("no promise for {}", module.target));
+        assert!(version <= *newest, "{} is PTX {version:?}, promised is {newest:?}", module.target);
+        assert!(version >= ptx::needed_version(module.text), "{} states too low a version", module.target);
+    }
+}
+
+#[test]
+fn no_kernel_keeps_arrays_in_local_memory() {
+    each_kernel(|module, kernel| {
+        for sign in [".local", "__local_depot", "%SPL"] {
+            assert!(!kernel.text.contains(sign), "{} of {} has {sign}", kernel.name, module.target);
+        }
+    });
+}
+
+#[test]
+fn no_kernel_can_reach_a_panic_or_an_allocation() {
+    each_kernel(|module, kernel| {
+        for sign in ["panic", "call.uni", "call ", "malloc", "vprintf"] {
+            assert!(!kernel.text.contains(sign), "{} of {} has {sign}", kernel.name, module.target);
+        }
+    });
+}
+
+#[test]
+fn weights_are_loaded_sixteen_bytes_at_a_time() {
+    each_kernel(|module, kernel| {
+        if WIDE_LOADS.iter().any(|prefix| kernel.name.starts_with(prefix)) {
+            let wide = |line: &str| line.contains("ld.global") && (line.contains(".v4.") || line.contains(".v2.b64"));
+            assert!(kernel.text.lines().any(wide), "{} of {} has no wide load", kernel.name, module.target);
+        }
+    });
+}
+
+#[test]
+fn dependent_launch_is_used_only_where_the_gpu_has_it() {
+    for module in modules() {
+        if ["sm_80", "sm_89"].contains(&module.target) {
+            assert!(!module.text.contains("griddepcontrol"), "{}", module.target);
+        }
+    }
+}

@@ -1,1 +1,168 @@
-//! To be written.
+//! The repository's text rules, as tests: each failure names file and line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longest line of a source file. rustfmt keeps code within 120; this is for what it leaves alone, strings and
+/// tables in comments.
+const MAX_COLUMNS: usize = 140;
+/// A file past this wants splitting.
+const MAX_LINES: usize = 600;
+
+pub(crate) fn workspace_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the checkout").to_owned()
+}
+
+/// The project's own files under `folder` with one of these extensions, in a fixed order.
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut entries: Vec<PathBuf> = fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
+        .expect("the checkout's folders are readable");
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let hidden = name.starts_with('.') && name != ".ci" && name != ".cargo";
+        if hidden || name.starts_with("target") || name == "dist" || path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            found.extend(files(&path, extensions));
+        } else if extensions.contains(&path.extension().and_then(|e| e.to_str()).unwrap_or_default()) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+pub(crate) fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    files(folder, &["rs"])
+}
+
+/// Fails with every line that `offends`, across `files`.
+fn check_lines(files: &[PathBuf], rule: &str, offends: impl Fn(&str) -> bool) {
+    assert!(!files.is_empty(), "no files to check");
+    let root = workspace_root();
+    let mut offences = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(path).expect("a source file is UTF-8");
+        let name = path.strip_prefix(&root).unwrap_or(path).display();
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| offends(line)) {
+            offences.push(format!("{name}:{}: {}", number + 1, line.trim()));
+        }
+    }
+    assert!(offences.is_empty(), "{rule}:\n{}", offences.join("\n"));
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split("//").next().unwrap_or(line)
+}
+
+fn outside_this_file(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+    files.retain(|path| !path.ends_with("validation/tidy.rs"));
+    files
+}
+
+#[test]
+fn lines_are_not_too_long() {
+    let files = files(&workspace_root(), &["rs", "toml", "sh"]);
+    check_lines(&files, &format!("longer than {MAX_COLUMNS} columns"), |line| line.chars().count() > MAX_COLUMNS);
+}
+
+#[test]
+fn files_are_not_too_long() {
+    for path in rust_files(&workspace_root()) {
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= MAX_LINES, "{} has {lines} lines", path.display());
+    }
+}
+
+#[test]
+fn nothing_is_left_open() {
+    let files = outside_this_file(rust_files(&workspace_root()));
+    let open = ["todo!(", "unimplemented!(", "#[ignore", "dbg!("];
+    check_lines(&files, "left open", |line| open.iter().any(|word| without_comment(line).contains(word)));
+}
+
+#[test]
+fn modules_say_what_they_hold() {
+    for path in rust_files(&workspace_root()) {
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        assert!(!["utils", "util", "common", "helpers", "misc"].contains(&name), "{}", path.display());
+    }
+}
+
+#[test]
+fn only_the_cuda_module_names_cust() {
+    let root = workspace_root();
+    let mut files = outside_this_file(rust_files(&root));
+    files.retain(|path| !path.starts_with(root.join("host/src/cuda")));
+    check_lines(&files, "names cust", |line| {
+        let code = without_comment(line);
+        code.contains("cust::") || code.contains("cust_raw") || code.contains("use cust;")
+    });
+}
+
+#[test]
+fn kernels_touch_memory_only_through_cuda_std() {
+    let files = rust_files(&workspace_root().join("gpu-kernels/src"));
+    let raw =
+        ["*(", "(*", ".read()", ".write(", ".read_unaligned", ".read_volatile", "from_raw_parts", "&*", "ptr::read"];
+    check_lines(&files, "a raw access that the emulator cannot see", |line| {
+        let code = without_comment(line).replace("*const", "").replace("*mut", "");
+        raw.iter().any(|access| code.contains(access)) || dereferences_an_offset(&code)
+    });
+}
+
+/// `*p.add(i)`, the usual way to index a raw pointer. rustfmt puts spaces around a multiplication.
+fn dereferences_an_offset(code: &str) -> bool {
+    code.match_indices('*').any(|(at, _)| {
+        let rest = &code[at + 1..];
+        let name = rest.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_' || c == '.');
+        rest.len() > name.len()
+            && name.starts_with('(')
+            && [".add", ".sub", ".offset"].iter().any(|m| rest[..rest.len() - name.len()].ends_with(m))
+    })
+}
+
+#[test]
+fn crates_that_need_no_unsafe_code_forbid_it() {
+    let roots = ["xtask/src/main.rs", "crates/cuda_builder/src/lib.rs"];
+    for file in roots {
+        let text = fs::read_to_string(workspace_root().join(file)).unwrap();
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{file}");
+    }
+    // These two launch kernels, which types cannot make safe: every place that does says so.
+    for file in ["host/src/lib.rs", "tests/validation/main.rs"] {
+        let text = fs::read_to_string(workspace_root().join(file)).unwrap();
+        assert!(text.contains("#![deny(unsafe_code)]"), "{file}");
+    }
+}
+
+#[test]
+fn nothing_is_tied_to_one_machine_or_mirror() {
+    let files = outside_this_file(files(&workspace_root(), &["rs", "toml", "sh", "md"]));
+    let tied = [
+        "/root/",
+        "/home/",
+        "/Users/",
+        "/work/",
+        "/tmp/",
+        "pypi.org",
+        "pythonhosted",
+        "static.rust-lang",
+        "huggingface.co/",
+    ];
+    check_lines(&files, "a path of one machine, or a registry's address", |line| {
+        tied.iter().any(|text| line.contains(text))
+    });
+}
+
+#[test]
+fn the_readmes_test_command_is_what_ci_runs() {
+    let readme = fs::read_to_string(workspace_root().join("README.md")).unwrap();
+    let ci = fs::read_to_string(workspace_root().join(".ci/run")).unwrap();
+    for text in [readme, ci] {
+        assert!(text.contains("cargo xtask test"));
+    }
+}

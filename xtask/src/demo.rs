@@ -1,5 +1,7 @@
 //! `cargo xtask demo`: text from two real models, with the release binary.
 
+use std::io::{Write, stdout};
+
 use anyhow::Result;
 
 use crate::{setup, workspace};
@@ -19,7 +21,8 @@ pub(crate) fn run() -> Result<()> {
     for (model, prompt) in PROMPTS {
         let inside = workspace::root().join(model);
         let path = if inside.exists() { inside } else { workspace::cache().join(model) };
-        println!("\n--- {model}");
+        print!("\n--- {model}\n{prompt}");
+        stdout().flush()?;
         let path = path.to_string_lossy();
         workspace::cargo(&[
             "run",

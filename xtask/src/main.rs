@@ -5,6 +5,7 @@
 mod demo;
 mod ptx;
 mod setup;
+mod synth;
 mod test;
 mod tidy;
 mod workspace;
@@ -32,6 +33,8 @@ enum Command {
     Tidy,
     /// Build the kernels to PTX and report what each takes of the GPU.
     Ptx(ptx::Args),
+    /// Write a random-weight model with the exact layout of a supported architecture.
+    Synth(synth::SynthArgs),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

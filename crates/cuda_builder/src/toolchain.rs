@@ -136,7 +136,8 @@ fn llvm_bin(sysroot: &Path, host: &str, llvm: &str) -> Result<PathBuf, String> {
     folders.iter().find(|folder| complete(folder)).cloned().ok_or_else(|| {
         let searched = folders.iter().map(|folder| folder.display().to_string());
         format!(
-            "has LLVM {major}, but {} of that version are not in {} (rustup: component llvm-tools, Debian: llvm-{major})",
+            "has LLVM {major}, but {} of that version are not in {} \
+             (rustup: component llvm-tools, Debian: llvm-{major})",
             LLVM_TOOLS.join(", "),
             searched.collect::<Vec<_>>().join(" or ")
         )

@@ -21,7 +21,7 @@ fn build(out: &str) -> Option<Built> {
     };
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scratch");
     let builder = CudaBuilder::new(scratch()).target_dir(&target).out_dir(target.join(out));
-    Some(builder.copy_to(target.join("copy.ptx")).build_with(&toolchain).unwrap())
+    Some(builder.copy_to(target.join("copy.ptx")).build_with(&toolchain).expect("the scratch crate builds"))
 }
 
 #[test]

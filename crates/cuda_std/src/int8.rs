@@ -77,3 +77,30 @@ pub fn unpack_i8x4(bits: u32) -> [i32; 4] {
     let byte = |i: u32| (bits << (24 - 8 * i)).cast_signed() >> 24;
     [byte(0), byte(1), byte(2), byte(3)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dot_products_take_signs_as_named() {
+        assert_eq!(
+            dp4a(pack_i8x4([-128, 127, -1, 3]).cast_signed(), pack_i8x4([-128, 127, 5, -7]).cast_signed(), 10),
+            16384 + 16129 - 5 - 21 + 10
+        );
+        assert_eq!(dp4a_us(0xff01_0203, pack_i8x4([1, -1, 1, -1]).cast_signed(), 0), 3 - 2 + 1 - 255);
+    }
+
+    #[test]
+    fn bytes_are_little_endian() {
+        assert_eq!(pack_i8x4([1, -2, 3, -4]), 0xfc03_fe01);
+        assert_eq!(unpack_i8x4(0xfc03_fe01), [1, -2, 3, -4]);
+    }
+
+    /// The PTX ISA's default mode: bit 3 of a selector replicates the sign.
+    #[test]
+    fn permute_replicates_signs() {
+        assert_eq!(prmt(0x8044_3322, 0x1188_7766, 0x7540), 0x1177_6622);
+        assert_eq!(prmt(0x8044_3322, 0x1188_7766, 0xfeb8), 0x00ff_ff00);
+    }
+}

@@ -25,7 +25,7 @@
 #![cfg_attr(
     target_arch = "nvptx64",
     allow(internal_features),
-    feature(abi_ptx, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
+    feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
 )]
 
 pub mod atomic;

@@ -56,7 +56,7 @@ pub unsafe fn st<T: Pod>(p: *mut T, value: T) {
 
 #[cfg(target_arch = "nvptx64")]
 mod imp {
-    use bytemuck::{Pod, Zeroable};
+    use bytemuck::Pod;
     use core::arch::asm;
 
     /// A load by inline PTX of 4, 8 or 16 bytes. `pure, readonly`: two loads of an address may become one,

@@ -1,8 +1,23 @@
-//! The kernels. Each file is one operation: its equation, its shapes, its entry points.
+//! The GPU kernels. Each file is one operation: its equation, its shapes, its entry points.
+//!
+//! A kernel trusts its launcher: what it needs (shapes, extents, alignment) is in its `# Safety` section,
+//! and the launcher in the host crate checks it. Geometry that both must agree on is a constant here.
 
+pub mod argmax;
+pub mod attention;
+pub mod elementwise;
 pub mod embedding;
 pub mod format;
+pub mod gated_act;
+pub mod kv_cache;
 pub mod matvec;
+pub mod moe;
 pub mod quantize_q8;
 pub mod read_sweep;
 pub mod repack;
+pub mod rms_norm;
+pub mod rope;
+pub mod softmax_topk;
+pub mod ssm_conv1d;
+pub mod ssm_delta_net;
+pub mod ssm_gated_norm;

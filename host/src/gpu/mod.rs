@@ -7,6 +7,7 @@ pub mod memory;
 pub mod ops;
 pub mod profile;
 pub mod ptx;
+pub mod self_test;
 pub mod staging;
 
 pub use command::{Ring, Ticket};

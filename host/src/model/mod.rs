@@ -1,1 +1,12 @@
-//! The networks.
+//! The networks: hyperparameters, weights, and the layers over a [`Backend`](crate::backend::Backend).
+
+pub mod config;
+pub mod golden;
+pub mod layers;
+pub mod rope;
+pub mod session;
+pub mod weights;
+
+pub use config::Config;
+pub use session::{Executor, Limits, Session};
+pub use weights::{LoadError, Model};

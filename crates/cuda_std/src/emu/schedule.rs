@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// A kernel keeps its arrays in registers, and an unoptimised build spills some kilobytes.
 const STACK_BYTES: usize = 128 << 10;
 /// Rounds in which lanes only poll before the block counts as stuck.
-const SPIN_ROUNDS: u32 = 100_000;
+const SPIN_ROUNDS: u32 = 1000;
 
 /// Runs blocks of one launch on one host thread.
 pub(super) struct Runner<'a, K: Kernel> {

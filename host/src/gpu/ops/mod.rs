@@ -7,12 +7,19 @@
 //! The number that each returns is the least traffic with device memory that the operation needs; with
 //! a time it gives GB/s.
 
+mod argmax;
+mod attention;
+mod elementwise;
 mod embedding;
 mod matrix;
 mod matvec;
+mod moe;
 mod quantize_q8;
 mod read_sweep;
 mod repack;
+mod rms_norm;
+mod rope;
+mod ssm;
 
 pub mod bench;
 
@@ -22,12 +29,19 @@ use gpu_kernels::blocks::GgmlType;
 use super::device::DeviceError;
 use super::memory::Slice;
 
+pub use argmax::{Parts, argmax, n_part};
+pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, takes_head_dim};
+pub use elementwise::{add, add_bias, gated_act, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate};
 pub use embedding::embedding;
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
+pub use moe::{moe_weighted_acc, softmax_topk};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
 pub use repack::repack;
+pub use rms_norm::rms_norm;
+pub use rope::{rope, turns};
+pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, takes_delta_net};
 
 /// The result of a launcher.
 pub type Result<T> = std::result::Result<T, OpError>;

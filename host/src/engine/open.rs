@@ -1,0 +1,108 @@
+//! From a file and options to an engine.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Engine;
+use super::error::EngineError;
+use super::options::{DeviceChoice, EngineOptions};
+use super::plan::{MemoryPlan, choose_n_ctx, free_memory_bytes};
+use crate::backend::PAGE_TOKENS;
+use crate::chat::Template;
+use crate::cpu::CpuBackend;
+use crate::gguf::Gguf;
+use crate::model::config::Config;
+use crate::model::session::{Executor, Limits, Session};
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// Elements of the CPU's KV cache are f32.
+const CPU_KV_ELEM_BYTES: u64 = 4;
+
+pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, EngineError> {
+    let gguf = Arc::new(Gguf::open(path)?);
+    let config = Config::from_gguf(&gguf)?;
+    let tokenizer = read_tokenizer(path, &gguf)?;
+    let template = read_template(&gguf, options)?;
+    let mut options = options.clone();
+    let limits = choose_limits(&config, &mut options)?;
+    let executor = load(gguf, &options.device, limits)?;
+    Engine::new(executor, tokenizer, template, &options)
+}
+
+/// Loads a model's weights onto a device and allocates what `limits` ask for.
+///
+/// # Errors
+/// The file is damaged, or the device is not there or too small.
+pub fn load(gguf: Arc<Gguf>, device: &DeviceChoice, limits: Limits) -> Result<Box<dyn Executor>, EngineError> {
+    match device {
+        DeviceChoice::Auto | DeviceChoice::Cpu => {
+            let backend = CpuBackend::new(gguf.clone());
+            Ok(Box::new(Session::new(backend, &gguf, limits)?))
+        }
+        DeviceChoice::Cuda(_) | DeviceChoice::Emulated => {
+            let why = "not available in this build".to_owned();
+            Err(EngineError::Device { device: device.to_string(), why })
+        }
+    }
+}
+
+/// Checks the options and settles `options.n_ctx`: what was asked for has to fit, the default is halved until it does.
+fn choose_limits(config: &Config, options: &mut EngineOptions) -> Result<Limits, EngineError> {
+    for (option, value) in [("slots", options.n_slots), ("batch", options.n_batch), ("ctx", options.n_ctx.unwrap_or(1))]
+    {
+        if value == 0 {
+            return Err(EngineError::Option { option, value: 0, why: "has to be at least 1".to_owned() });
+        }
+    }
+    options.n_batch = options.n_batch.max(options.n_slots);
+    let mut n_ctx = choose_n_ctx(config, options.n_ctx);
+    loop {
+        let limits = limits(config, options, n_ctx)?;
+        let plan = MemoryPlan::new(config, limits, CPU_KV_ELEM_BYTES);
+        let free = free_memory_bytes().unwrap_or(u64::MAX);
+        match plan.check(free) {
+            Ok(()) => {
+                tracing::info!(
+                    "context {n_ctx} tokens × {} slots: KV cache {} MiB, state {} MiB, batch {} MiB",
+                    options.n_slots,
+                    plan.kv_bytes >> 20,
+                    plan.state_bytes >> 20,
+                    plan.batch_bytes >> 20
+                );
+                options.n_ctx = Some(n_ctx);
+                return Ok(limits);
+            }
+            Err(_) if options.n_ctx.is_none() && n_ctx > PAGE_TOKENS => {
+                n_ctx /= 2;
+                tracing::warn!("memory is short: the context is cut to {n_ctx} tokens");
+            }
+            Err(source) => return Err(EngineError::Memory { n_ctx, n_slots: options.n_slots, source }),
+        }
+    }
+}
+
+fn limits(config: &Config, options: &EngineOptions, n_ctx: u32) -> Result<Limits, EngineError> {
+    let recurrent = config.state_elems_per_sequence() > 0;
+    let n_checkpoints = if recurrent && options.prefix_reuse { options.n_checkpoints } else { 0 };
+    let too_many = || EngineError::Option {
+        option: "slots",
+        value: u64::from(options.n_slots),
+        why: format!("is too many for a context of {n_ctx} tokens"),
+    };
+    let n_pages = n_ctx.div_ceil(PAGE_TOKENS).checked_mul(options.n_slots).ok_or_else(too_many)?;
+    let n_slots = options.n_slots.checked_add(n_checkpoints).ok_or_else(too_many)?;
+    Ok(Limits { n_pages, n_slots, n_batch: options.n_batch, n_outputs: options.n_slots })
+}
+
+/// The file's tokenizer; `None` where it has no vocabulary, which is enough to run ids.
+fn read_tokenizer(path: &Path, gguf: &Gguf) -> Result<Option<Arc<Tokenizer>>, EngineError> {
+    match Tokenizer::from_gguf(gguf) {
+        Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
+        Err(TokenizerError::NoVocabulary) => Ok(None),
+        Err(source) => Err(EngineError::Tokenizer { path: path.to_owned(), source }),
+    }
+}
+
+fn read_template(_gguf: &Gguf, _options: &EngineOptions) -> Result<Option<Arc<Template>>, EngineError> {
+    Ok(None)
+}

@@ -1,0 +1,83 @@
+//! How an engine is set up.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Which device runs the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU that can hold the model where there is one, the CPU otherwise.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A CUDA device: the first usable one, or the one of this index or UUID.
+    Cuda(Option<String>),
+    /// The GPU kernels on the emulated device: for tests, very slow.
+    Emulated,
+}
+
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(selector)) => write!(f, "cuda:{selector}"),
+            Self::Emulated => f.write_str("emulated"),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" | "gpu" => Ok(Self::Cuda(None)),
+            "emulated" => Ok(Self::Emulated),
+            _ => match s.strip_prefix("cuda:") {
+                Some(selector) if !selector.is_empty() => Ok(Self::Cuda(Some(selector.to_owned()))),
+                _ => Err(format!("`{s}` is no device; there are auto, cpu, cuda and cuda:N")),
+            },
+        }
+    }
+}
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Which device runs the model.
+    pub device: DeviceChoice,
+    /// Tokens a sequence can hold, prompt and reply together; `None` takes the model's own, up to a cap.
+    pub n_ctx: Option<u32>,
+    /// Sequences that run at once.
+    pub n_slots: u32,
+    /// Most tokens in one step.
+    pub n_batch: u32,
+    /// Requests that may wait.
+    pub n_queue: usize,
+    /// Recurrent-state checkpoints kept for prefix reuse (models with delta-net layers only).
+    pub n_checkpoints: u32,
+    /// Keep the KV pages of finished requests for later ones with the same beginning.
+    pub prefix_reuse: bool,
+    /// A chat template to use instead of the model's.
+    pub chat_template: Option<PathBuf>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            n_ctx: None,
+            n_slots: 1,
+            n_batch: 512,
+            n_queue: 64,
+            n_checkpoints: 8,
+            prefix_reuse: true,
+            chat_template: None,
+        }
+    }
+}

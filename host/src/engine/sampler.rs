@@ -1,0 +1,276 @@
+//! From logits to the next token.
+//!
+//! The steps, each off at its neutral value: penalties, logit bias, mask, temperature, top-k, top-p, min-p, draw.
+//! Log probabilities are those of the model's own distribution, before any of them.
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+
+use super::event::SampledToken;
+use super::request::{Sampling, TokenMask};
+use super::rng;
+
+/// A sampling parameter with a value that makes no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{field} = {value}: {why}")]
+pub struct InvalidSampling {
+    /// The parameter.
+    pub field: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// What it should be.
+    pub why: &'static str,
+}
+
+/// Why no token could be chosen.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// The model computed something that is not a number.
+    #[error("the logit of token {id} is {value}: the model's output is broken")]
+    NotFinite {
+        /// The first such token.
+        id: usize,
+        /// Its logit.
+        value: f32,
+    },
+    /// Mask and biases together forbid everything.
+    #[error("no token is allowed by the mask and the biases")]
+    NothingAllowed,
+}
+
+/// One request's sampler: its parameters and what it has seen.
+pub struct Sampler {
+    params: Sampling,
+    seed: u64,
+    /// Draws so far: the counter of the next one.
+    drawn: u64,
+    logprobs: Option<u8>,
+    /// Ids from here on pad the matrix and have no text.
+    n_tokens: usize,
+    /// Tokens that `repeat_penalty` concerns: prompt and reply.
+    seen: HashSet<u32>,
+    /// How often the reply has each token.
+    counts: HashMap<u32, u32>,
+    candidates: Vec<Candidate>,
+}
+
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+}
+
+/// Largest logit first, lowest id first among equals: a total order, so that results repeat exactly.
+fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+impl Sampler {
+    /// A sampler for one reply to `prompt`. Ids from `n_tokens` on are never chosen.
+    ///
+    /// # Errors
+    /// A parameter is out of its range.
+    pub fn new(
+        params: Sampling,
+        prompt: &[u32],
+        n_tokens: usize,
+        logprobs: Option<u8>,
+    ) -> Result<Self, InvalidSampling> {
+        validate(&params, n_tokens)?;
+        let seen = if params.repeat_penalty == 1.0 { HashSet::new() } else { prompt.iter().copied().collect() };
+        let seed = params.seed.unwrap_or_else(rng::fresh_seed);
+        Ok(Self { params, seed, drawn: 0, logprobs, n_tokens, seen, counts: HashMap::new(), candidates: Vec::new() })
+    }
+
+    /// Chooses the next token. `logits`, `[n_vocab]`, is used up.
+    ///
+    /// # Errors
+    /// A logit is NaN or +∞, or nothing may follow.
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        mask: Option<&mut (dyn TokenMask + '_)>,
+    ) -> Result<SampledToken, SampleError> {
+        if let Some((id, &value)) = logits.iter().enumerate().find(|(_, l)| l.is_nan() || **l == f32::INFINITY) {
+            return Err(SampleError::NotFinite { id, value });
+        }
+        let n_tokens = self.n_tokens.min(logits.len());
+        logits[n_tokens..].fill(f32::NEG_INFINITY);
+        let model = self.logprobs.map(|n| LogProbs::new(logits, usize::from(n)));
+
+        self.penalise(logits);
+        if let Some(mask) = mask {
+            mask.allow(logits);
+        }
+        let id = if self.params.temperature == 0.0 { argmax(logits) } else { self.draw(logits) };
+        let id = id.ok_or(SampleError::NothingAllowed)?;
+
+        self.note(id);
+        Ok(match model {
+            Some(model) => SampledToken { id, logprob: model.of(id), top: model.top },
+            None => SampledToken { id, logprob: f32::NAN, top: Vec::new() },
+        })
+    }
+
+    fn note(&mut self, id: u32) {
+        if self.params.repeat_penalty != 1.0 {
+            self.seen.insert(id);
+        }
+        if self.params.frequency_penalty != 0.0 || self.params.presence_penalty != 0.0 {
+            *self.counts.entry(id).or_insert(0) += 1;
+        }
+    }
+
+    fn penalise(&self, logits: &mut [f32]) {
+        let p = &self.params;
+        for &id in &self.seen {
+            let Some(l) = logits.get_mut(id as usize) else { continue };
+            *l = if *l > 0.0 { *l / p.repeat_penalty } else { *l * p.repeat_penalty };
+        }
+        for (&id, &count) in &self.counts {
+            let Some(l) = logits.get_mut(id as usize) else { continue };
+            *l -= p.frequency_penalty * count as f32 + p.presence_penalty;
+        }
+        for &(id, bias) in &p.logit_bias {
+            if let Some(l) = logits.get_mut(id as usize) {
+                *l += bias;
+            }
+        }
+    }
+
+    /// Narrows the candidates and draws one of them.
+    fn draw(&mut self, logits: &[f32]) -> Option<u32> {
+        let u = rng::uniform(self.seed, self.drawn);
+        self.drawn += 1;
+        let c = &mut self.candidates;
+        c.clear();
+        c.extend(
+            (0u32..).zip(logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(id, &logit)| Candidate { id, logit }),
+        );
+        let max = c.iter().map(|c| c.logit).max_by(f32::total_cmp)?;
+        // Relative weights; the largest logit is taken off first, so that a tiny temperature cannot overflow.
+        let inv_temperature = 1.0 / f64::from(self.params.temperature);
+        let weight = |c: &Candidate| (f64::from(c.logit - max) * inv_temperature).exp();
+
+        if let Ok(k @ 1..) = usize::try_from(self.params.top_k)
+            && k < c.len()
+        {
+            rank(c, k);
+            c.truncate(k);
+        }
+        if self.params.top_p < 1.0 {
+            keep_nucleus(c, f64::from(self.params.top_p), weight);
+        }
+        if self.params.min_p > 0.0 {
+            // The most probable token has weight 1.
+            let least = f64::from(self.params.min_p);
+            c.retain(|c| weight(c) >= least);
+        }
+
+        let total: f64 = c.iter().map(weight).sum();
+        let mut left = u * total;
+        for c in c.iter() {
+            left -= weight(c);
+            if left < 0.0 {
+                return Some(c.id);
+            }
+        }
+        // Rounding left a sliver: the last candidate that could have been drawn.
+        c.iter().rev().find(|c| weight(c) > 0.0).map(|c| c.id)
+    }
+}
+
+/// Brings the `k` best candidates to the front, in order; the others stay behind them in any order.
+fn rank(c: &mut [Candidate], k: usize) {
+    if k < c.len() {
+        c.select_nth_unstable_by(k, by_rank);
+    }
+    let k = k.min(c.len());
+    c[..k].sort_unstable_by(by_rank);
+}
+
+/// Keeps the shortest run of best candidates whose probability reaches `p`, at least one.
+fn keep_nucleus(c: &mut Vec<Candidate>, p: f64, weight: impl Fn(&Candidate) -> f64) {
+    let goal = p * c.iter().map(&weight).sum::<f64>();
+    // The nucleus is nearly always a few tokens out of a hundred thousand: rank a few, more only if they fall short.
+    let mut ranked = 256;
+    loop {
+        rank(c, ranked);
+        let mut sum = 0.0;
+        for (i, candidate) in c.iter().take(ranked).enumerate() {
+            sum += weight(candidate);
+            if sum >= goal {
+                c.truncate(i + 1);
+                return;
+            }
+        }
+        if ranked >= c.len() {
+            return;
+        }
+        ranked *= 16;
+    }
+}
+
+/// The index of the largest logit, the lowest on a tie; `None` if all are −∞.
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let mut best = f32::NEG_INFINITY;
+    let mut id = None;
+    for (i, &l) in (0u32..).zip(logits) {
+        if l > best {
+            best = l;
+            id = Some(i);
+        }
+    }
+    id
+}
+
+/// The model's distribution: `log p(i) = logits[i] − log Σ_j exp(logits[j])`.
+struct LogProbs {
+    log_sum: f64,
+    logits: Vec<f32>,
+    top: Vec<(u32, f32)>,
+}
+
+impl LogProbs {
+    fn new(logits: &[f32], n_top: usize) -> Self {
+        let max = logits.iter().copied().max_by(f32::total_cmp).unwrap_or(0.0);
+        let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
+        let log_sum = f64::from(max) + sum.ln();
+        let mut top = Vec::new();
+        if n_top > 0 {
+            let mut all: Vec<_> = (0u32..).zip(logits).map(|(id, &logit)| Candidate { id, logit }).collect();
+            rank(&mut all, n_top);
+            top.extend(all.iter().take(n_top).map(|c| (c.id, (f64::from(c.logit) - log_sum) as f32)));
+        }
+        Self { log_sum, logits: logits.to_vec(), top }
+    }
+
+    fn of(&self, id: u32) -> f32 {
+        (f64::from(self.logits[id as usize]) - self.log_sum) as f32
+    }
+}
+
+fn validate(p: &Sampling, n_tokens: usize) -> Result<(), InvalidSampling> {
+    let check = |field, value: f32, ok: bool, why| {
+        if ok { Ok(()) } else { Err(InvalidSampling { field, value: f64::from(value), why }) }
+    };
+    check("temperature", p.temperature, p.temperature.is_finite() && p.temperature >= 0.0, "must be 0 or more")?;
+    check("top_p", p.top_p, p.top_p >= 0.0, "must be from 0 to 1")?;
+    check("min_p", p.min_p, (0.0..=1.0).contains(&p.min_p), "must be from 0 to 1")?;
+    let repeat_ok = p.repeat_penalty.is_finite() && p.repeat_penalty > 0.0;
+    check("repeat_penalty", p.repeat_penalty, repeat_ok, "must be more than 0")?;
+    check("frequency_penalty", p.frequency_penalty, p.frequency_penalty.is_finite(), "must be a number")?;
+    check("presence_penalty", p.presence_penalty, p.presence_penalty.is_finite(), "must be a number")?;
+    for &(id, bias) in &p.logit_bias {
+        if id as usize >= n_tokens {
+            let why = "is not the id of a token";
+            return Err(InvalidSampling { field: "logit_bias", value: f64::from(id), why });
+        }
+        check("logit_bias", bias, bias < f32::INFINITY, "must be a number")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

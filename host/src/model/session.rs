@@ -1,0 +1,247 @@
+//! A loaded model with its memory: what runs batches.
+
+use super::config::{Config, LayerKind};
+use super::layers::{Ffn, Mixer, Scratch};
+use super::weights::{LoadError, Model};
+use crate::backend::{Backend, Batch, CacheShape, Error, LayerCache, PAGE_TOKENS, Result};
+use crate::gguf::Gguf;
+
+/// How much a session can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// KV pages of [`PAGE_TOKENS`] tokens.
+    pub n_pages: u32,
+    /// Slots of recurrent state.
+    pub n_slots: u32,
+    /// Rows of a batch.
+    pub n_batch: u32,
+    /// Rows of a batch whose logits may be wanted.
+    pub n_outputs: u32,
+}
+
+/// A loaded model on some device.
+pub trait Executor: Send {
+    /// The model's shape.
+    fn config(&self) -> &Config;
+    /// What a batch must stay within.
+    fn limits(&self) -> Limits;
+    /// Runs a batch and writes the logits of its outputs, `[batch.outputs.len(), n_vocab]`.
+    ///
+    /// # Errors
+    /// If the batch is not valid, which changes nothing; or if the device fails.
+    fn forward(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result;
+    /// Runs a batch and writes the normed hidden states of all its rows, `[M, n_embd]`.
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    fn hidden(&mut self, batch: &Batch, out: &mut Vec<f32>) -> Result;
+    /// Copies a sequence's recurrent state from one slot to another.
+    ///
+    /// # Errors
+    /// If there is no such slot, or the device fails.
+    fn copy_state(&mut self, from: u32, to: u32) -> Result;
+}
+
+/// A model, its cache and its activations on a backend.
+pub struct Session<B: Backend> {
+    backend: B,
+    config: Config,
+    limits: Limits,
+    model: Model<B>,
+    cache: B::Cache,
+    scratch: Scratch<B>,
+}
+
+impl<B: Backend> Session<B> {
+    /// Loads a model and allocates all memory that it will use.
+    ///
+    /// # Errors
+    /// If the file is no model that zinc runs, or the device has no room.
+    pub fn new(mut backend: B, gguf: &Gguf, limits: Limits) -> Result<Session<B>, LoadError> {
+        let config = Config::from_gguf(gguf)?;
+        let model = Model::load(&mut backend, gguf, &config)?;
+        let failed = |what: &str, source| LoadError::Backend { what: what.to_owned(), source };
+        let cache = backend.cache(&cache_shape(&config, limits)).map_err(|e| failed("cache", e))?;
+        let scratch = scratch(&mut backend, &config, limits).map_err(|e| failed("activations", e))?;
+        Ok(Session { backend, config, limits, model, cache, scratch })
+    }
+
+    /// Checks a batch and runs the layers over it, then `finish` with the normed hidden states in `norm`.
+    fn step(
+        &mut self,
+        batch: &Batch,
+        finish: impl FnOnce(&mut B, &Model<B>, &mut Scratch<B>, &B::Batch) -> Result + Send,
+    ) -> Result {
+        check(batch, &self.config, self.limits)?;
+        let batch = self.backend.batch(batch)?;
+        let (model, s, cache) = (&mut self.model, &mut self.scratch, &mut self.cache);
+        self.backend.run(move |b| {
+            layers(b, model, s, cache, &batch)?;
+            finish(b, model, s, &batch)
+        })
+    }
+}
+
+/// `s.norm = norm(layers(embed(tokens)))`.
+fn layers<B: Backend>(
+    b: &mut B,
+    model: &Model<B>,
+    s: &mut Scratch<B>,
+    cache: &mut B::Cache,
+    batch: &B::Batch,
+) -> Result {
+    b.embed(&mut s.x, &model.token_embd, batch)?;
+    for (il, layer) in (0..).zip(&model.layers) {
+        match &layer.mixer {
+            Mixer::Attention(w) => b.attention_layer(w, s, cache, il, batch)?,
+            Mixer::DeltaNet(w) => b.delta_net_layer(w, s, cache, il, batch)?,
+        }
+        match &layer.ffn {
+            Ffn::Dense(w) => b.dense_ffn_layer(w, s, batch)?,
+            Ffn::Moe(w) => b.moe_layer(w, s, batch)?,
+        }
+    }
+    b.rms_norm(&mut s.norm, &s.x, &model.output_norm, model.rms_eps, batch)
+}
+
+impl<B: Backend> Executor for Session<B> {
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result {
+        let n_outputs = batch.outputs.len() as u32;
+        self.step(batch, |b, model, s, batch| {
+            if n_outputs == 0 {
+                return Ok(());
+            }
+            b.gather_outputs(&mut s.output, &s.norm, batch)?;
+            b.head(&mut s.logits, model.head(), &s.output, batch)
+        })?;
+        self.backend.read(&self.scratch.logits, n_outputs, logits)
+    }
+
+    fn hidden(&mut self, batch: &Batch, out: &mut Vec<f32>) -> Result {
+        self.step(batch, |_, _, _, _| Ok(()))?;
+        self.backend.read(&self.scratch.norm, batch.tokens.len() as u32, out)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result {
+        let n_slots = self.limits.n_slots;
+        if from.max(to) >= n_slots {
+            return Err(Error::Batch(format!("state slots {from} and {to} of {n_slots}")));
+        }
+        self.backend.copy_state(&mut self.cache, from, to)
+    }
+}
+
+fn cache_shape(config: &Config, limits: Limits) -> CacheShape {
+    let layer = |kind: &LayerKind| match (kind, &config.ssm) {
+        (LayerKind::DeltaNet, Some(ssm)) => LayerCache::Recurrent {
+            conv: ((ssm.d_conv - 1) * ssm.conv_dim()) as u32,
+            state: (ssm.d_inner * ssm.d_state) as u32,
+        },
+        _ => LayerCache::Kv { kv_dim: config.n_embd_kv() as u32 },
+    };
+    CacheShape { layers: config.layers.iter().map(layer).collect(), n_pages: limits.n_pages, n_slots: limits.n_slots }
+}
+
+/// Allocates the activations; those of layers that the model does not have get no columns.
+fn scratch<B: Backend>(b: &mut B, config: &Config, limits: Limits) -> Result<Scratch<B>> {
+    let &Config { n_embd, n_vocab, n_head, head_dim, n_ff, .. } = config;
+    let (q_dim, kv_dim) = (n_head * head_dim, config.n_embd_kv());
+    let ssm = config.ssm.as_ref();
+    let (conv_dim, d_inner, n_head_v) = ssm.map_or((0, 0, 0), |ssm| (ssm.conv_dim(), ssm.d_inner, ssm.dt_rank));
+    let q_gate_dim = if ssm.is_some() { q_dim } else { 0 };
+    let moe = config.moe.as_ref();
+    let (n_expert, n_used) = moe.map_or((0, 0), |moe| (moe.n_expert, moe.n_expert_used));
+    let (n_ff_exp, exp_embd) = moe.map_or((0, 0), |moe| (moe.n_ff_exp, n_embd));
+    let (n_ff, shared_embd) =
+        moe.map_or((n_ff, 0), |moe| (moe.n_ff_shexp, if moe.n_ff_shexp > 0 { n_embd } else { 0 }));
+    let m = limits.n_batch;
+    let routed = m.checked_mul(n_used as u32);
+    let routed = routed.ok_or_else(|| Error::Unsupported(format!("a batch of {m} rows with {n_used} experts each")))?;
+    let n_out = limits.n_outputs;
+    let mut tensor = |rows: u32, cols: usize| b.tensor(rows, cols as u32);
+    Ok(Scratch {
+        x: tensor(m, n_embd)?,
+        norm: tensor(m, n_embd)?,
+        qg: tensor(m, 2 * q_gate_dim)?,
+        q: tensor(m, q_dim)?,
+        q_gate: tensor(m, q_gate_dim)?,
+        k: tensor(m, kv_dim)?,
+        v: tensor(m, kv_dim)?,
+        attn: tensor(m, q_dim)?,
+        qkv: tensor(m, conv_dim)?,
+        conv: tensor(m, conv_dim)?,
+        z: tensor(m, d_inner)?,
+        alpha: tensor(m, n_head_v)?,
+        beta: tensor(m, n_head_v)?,
+        delta: tensor(m, d_inner)?,
+        gate: tensor(m, n_ff)?,
+        up: tensor(m, n_ff)?,
+        act: tensor(m, n_ff)?,
+        router: tensor(m, n_expert)?,
+        expert_gate: tensor(routed, n_ff_exp)?,
+        expert_up: tensor(routed, n_ff_exp)?,
+        expert_act: tensor(routed, n_ff_exp)?,
+        expert_out: tensor(routed, exp_embd)?,
+        shared_gate: tensor(m, shared_embd.min(1))?,
+        shared_out: tensor(m, shared_embd)?,
+        output: tensor(n_out, n_embd)?,
+        logits: tensor(n_out, n_vocab)?,
+        routes: b.routes(m, n_used as u32)?,
+    })
+}
+
+/// Checks that a batch is one that the operations may run without looking.
+fn check(batch: &Batch, config: &Config, limits: Limits) -> Result {
+    let fail = |problem: String| Err(Error::Batch(problem));
+    let n_rows = batch.tokens.len();
+    if n_rows == 0 || n_rows > limits.n_batch as usize {
+        return fail(format!("{n_rows} rows; 1 to {} are allowed", limits.n_batch));
+    }
+    if let Some(token) = batch.tokens.iter().find(|token| **token as usize >= config.n_vocab) {
+        return fail(format!("token {token} of a vocabulary of {}", config.n_vocab));
+    }
+    let in_spans: u64 = batch.spans.iter().map(|span| u64::from(span.rows)).sum();
+    if in_spans != n_rows as u64 {
+        return fail(format!("{in_spans} rows in spans, {n_rows} tokens"));
+    }
+    if batch.outputs.len() > limits.n_outputs as usize {
+        return fail(format!("{} outputs; {} are allowed", batch.outputs.len(), limits.n_outputs));
+    }
+    if !batch.outputs.is_sorted_by(|a, b| a < b) || batch.outputs.last().is_some_and(|last| *last as usize >= n_rows) {
+        return fail(format!("outputs {:?} are not ascending rows below {n_rows}", batch.outputs));
+    }
+    // What the spans write must be theirs alone: a slot each, and the pages from their first position on.
+    let mut slots: Vec<u32> = Vec::with_capacity(batch.spans.len());
+    let mut written: Vec<u32> = Vec::new();
+    for span in &batch.spans {
+        if span.rows == 0 || span.slot >= limits.n_slots {
+            return fail(format!("a span of {} rows in slot {} of {}", span.rows, span.slot, limits.n_slots));
+        }
+        let Some(end) = span.start.checked_add(span.rows) else {
+            return fail(format!("positions from {} on, {} rows", span.start, span.rows));
+        };
+        if (span.pages.len() as u64) < u64::from(end.div_ceil(PAGE_TOKENS)) {
+            return fail(format!("{} pages for {end} positions", span.pages.len()));
+        }
+        if let Some(page) = span.pages.iter().find(|page| **page >= limits.n_pages) {
+            return fail(format!("page {page} of {}", limits.n_pages));
+        }
+        slots.push(span.slot);
+        written.extend(&span.pages[(span.start / PAGE_TOKENS) as usize..end.div_ceil(PAGE_TOKENS) as usize]);
+    }
+    for (what, mut ids) in [("slot", slots), ("page", written)] {
+        ids.sort_unstable();
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return fail(format!("{what} {} is written twice", pair[0]));
+        }
+    }
+    Ok(())
+}

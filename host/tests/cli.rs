@@ -1,0 +1,220 @@
+//! The `host` program as a user meets it: what goes where, and what it ends with.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const GENESIS: &str = "Ge1:1 In the beginning";
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn golden(name: &str) -> PathBuf {
+    repository().join("tests/data").join(name)
+}
+
+fn host(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
+    command.args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    host(args).output().expect("the program starts")
+}
+
+/// The stdout of a run that has to succeed and to have nothing to complain about.
+fn ok(args: &[&str]) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.is_empty(), "{args:?}: {} {stderr}", output.status);
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The message of a run that has to fail, with this exit code, one line and nothing on stdout.
+fn fails(args: &[&str], code: i32) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
+    assert_eq!(errors, 1, "{args:?}: {stderr}");
+    stderr
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn run_gives_the_golden_tokens() {
+    let cases = json(&fs::read_to_string(golden("zinc-tiny.json")).expect("the golden file"));
+    for case in cases.as_array().expect("a list").iter().take(3) {
+        let prompt = case["prompt"].as_str().expect("a text");
+        let n = case["greedy"].as_array().expect("a list").len().to_string();
+        let out = json(&ok(&["run", "-p", prompt, "-n", &n, "--device", "cpu", "--format", "json"]));
+        assert_eq!(out["prompt_ids"], case["ids"], "{prompt}");
+        assert_eq!(out["ids"], case["greedy"], "{prompt}");
+        assert_eq!(out["finish_reason"], "length");
+        for key in ["load_s", "prefill_tok_s", "decode_tok_s"] {
+            assert!(out["timings"][key].as_f64().is_some_and(|x| x > 0.0), "{key}: {out}");
+        }
+    }
+}
+
+#[test]
+fn the_prompt_comes_from_an_argument_a_file_stdin_or_ids() {
+    let want = ok(&["run", "-p", GENESIS, "-n", "8"]);
+    assert_eq!(want, " God created the heaven and the earth.\n\n");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("prompt.txt");
+    fs::write(&file, GENESIS).expect("the file is written");
+    assert_eq!(ok(&["run", "-f", file.to_str().expect("UTF-8"), "-n", "8"]), want);
+
+    let mut child =
+        host(&["run", "-n", "8"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+    child.stdin.take().expect("a pipe").write_all(GENESIS.as_bytes()).expect("it is read");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), want);
+
+    let ids = ok(&["tokenize", GENESIS]);
+    let ids = ids.trim().trim_matches(['[', ']']);
+    assert_eq!(ok(&["run", "--ids", ids, "-n", "8"]), want);
+}
+
+#[test]
+fn a_negative_limit_runs_to_the_end_of_the_context() {
+    let args = ["run", "-p", GENESIS, "-n", "-1", "--ctx", "64", "--ignore-eos", "--format", "json"];
+    let out = json(&ok(&args));
+    let count = |key: &str| out[key].as_array().expect("a list").len();
+    assert_eq!(count("prompt_ids") + count("ids"), 64);
+    assert_eq!(out["finish_reason"], "length");
+}
+
+#[test]
+fn stop_strings_and_seeds_work_from_the_command_line() {
+    let stopped = json(&ok(&["run", "-p", GENESIS, "-n", "40", "--stop", "eaven an", "--format", "json"]));
+    assert_eq!((&stopped["text"], &stopped["finish_reason"]), (&" God created the h".into(), &"stop".into()));
+    let draw = |seed: &str| ok(&["run", "-p", GENESIS, "-n", "24", "--temperature", "1.2", "--seed", seed]);
+    assert_eq!(draw("5"), draw("5"));
+    assert_ne!(draw("5"), draw("6"));
+}
+
+#[test]
+fn tokenize_prints_a_json_array() {
+    let cases = json(&fs::read_to_string(golden("zinc-tiny.json")).expect("the golden file"));
+    let prompt = cases[0]["prompt"].as_str().expect("a text");
+    assert_eq!(json(&ok(&["tokenize", prompt])), cases[0]["ids"]);
+    assert_eq!(ok(&["tokenize", ""]), "[]\n");
+}
+
+#[test]
+fn logits_are_those_of_the_golden_file() {
+    let manifest = json(&fs::read_to_string(golden("logits/manifest.json")).expect("the manifest"));
+    let case = &manifest["qwen35moe"];
+    let n_rows = case["rows"].as_u64().expect("a number") as usize;
+    let list = |key: &str| case[key].as_array().expect("a list").iter().map(Value::to_string).collect::<Vec<_>>();
+    let ids = [list("prompt"), list("greedy")].concat()[..n_rows].join(",");
+    let want = floats(&golden("logits/qwen35moe-tiny.logits.f32"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("out.f32");
+    let model = golden("logits/qwen35moe-tiny.gguf");
+    let (model, path) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
+    ok(&["logits", "-m", model, "--ids", &ids, "--batch", "7", "-o", path]);
+    let got = floats(&out);
+    assert_eq!(got.len(), want.len());
+    let difference: f64 = got.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    let norm: f64 = want.iter().map(|x| f64::from(*x).powi(2)).sum();
+    assert!((difference / norm).sqrt() < 1e-4, "relative error {}", (difference / norm).sqrt());
+}
+
+fn floats(path: &Path) -> Vec<f32> {
+    let bytes = fs::read(path).expect("the file");
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+#[test]
+fn errors_are_one_line_and_an_exit_code() {
+    assert!(fails(&["run", "-m", "no/such.gguf", "-p", "x"], 1).contains("no/such.gguf"));
+    assert!(fails(&["run", "-f", "no/such.txt"], 1).contains("no/such.txt"));
+    assert!(fails(&["run", "--ids", "1,4096"], 1).contains("4096"));
+    assert!(fails(&["run", "-p", ""], 1).contains("no tokens"));
+    assert!(fails(&["run", "-p", GENESIS, "--temperature", "-1"], 1).contains("temperature"));
+    let long = "word ".repeat(200);
+    let message = fails(&["run", "-p", &long, "--ctx", "64"], 1);
+    assert!(message.contains("the context holds 64"), "{message}");
+    let big = fails(&["run", "-p", "x", "--ctx", "4000000000"], 1);
+    assert!(big.contains("GiB free"), "{big}");
+    assert!(fails(&["run", "--device", "tpu", "-p", "x"], 2).contains("tpu"));
+    assert!(fails(&["run", "-n", "-2", "-p", "x"], 2).contains("-2"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let broken = folder.path().join("broken.gguf");
+    fs::write(&broken, b"GGUF\x03\0\0\0").expect("the file is written");
+    assert!(fails(&["run", "-m", broken.to_str().expect("UTF-8"), "-p", "x"], 1).contains("broken.gguf"));
+}
+
+#[test]
+fn an_absurd_context_length_in_the_file_is_not_allocated() {
+    let bytes = fs::read(golden("logits/llama-tiny.gguf")).expect("the model");
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|w| w == key).expect("the key") + key.len() + 4;
+    let folder = tempfile::tempdir().expect("a folder");
+    for claimed in [i32::MAX as u32, u32::MAX, 0] {
+        let mut bytes = bytes.clone();
+        bytes[at..at + 4].copy_from_slice(&claimed.to_le_bytes());
+        let path = folder.path().join(format!("{claimed}.gguf"));
+        fs::write(&path, bytes).expect("the file is written");
+        let output = run(&["-v", "run", "-m", path.to_str().expect("UTF-8"), "--ids", "1,2,3", "-n", "4"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{claimed}: {stderr}");
+        assert!(stderr.contains("context"), "the choice is logged: {stderr}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program_quietly() {
+    let mut child = host(&["run", "-p", GENESIS, "-n", "-1", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut first = [0; 4];
+    child.stdout.take().expect("a pipe").read_exact(&mut first).expect("some text");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_reply_and_still_prints_it() {
+    let mut child = host(&["run", "-p", GENESIS, "-n", "-1", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // Text on stdout means that the handler is installed and the model runs.
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_exact(&mut [0; 4]).expect("some text");
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(killed.success());
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("the rest of the text");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "error: interrupted\n");
+    assert!(rest.ends_with('\n'), "the last line is whole");
+}
+
+#[test]
+fn the_default_model_is_found_from_anywhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output =
+        host(&["run", "-p", GENESIS, "-n", "2"]).current_dir(folder.path()).output().expect("the program starts");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && stdout.starts_with(" God"), "{}", String::from_utf8_lossy(&output.stderr));
+}
