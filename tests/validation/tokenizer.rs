@@ -62,6 +62,27 @@ fn every_golden_row_of_six_vocabularies() {
     }
 }
 
+#[derive(Deserialize)]
+struct Prompt {
+    prompt: String,
+    ids: Vec<u32>,
+}
+
+#[test]
+fn prompts_of_the_golden_generations() {
+    let model = Gguf::open(&root().join("models/zinc-tiny-qwen35moe.gguf")).expect("a model of the checkout");
+    let tiny = Tokenizer::from_gguf(&model).expect("it has a vocabulary");
+    for (file, tokenizer) in [("zinc-tiny.json", Some(tiny)), ("smollm2.json", tokenizer("smollm2"))] {
+        let Some(tokenizer) = tokenizer else { continue };
+        let file = std::fs::read(root().join("tests/data").join(file)).expect("test data");
+        let prompts: Vec<Prompt> = serde_json::from_slice(&file).expect("valid JSON");
+        assert_eq!(prompts.len(), 6);
+        for Prompt { prompt, ids } in prompts {
+            assert_eq!(tokenizer.encode(&prompt, SPECIAL), ids, "{prompt:?}");
+        }
+    }
+}
+
 #[test]
 fn b13_each_family_splits_words_its_own_way() {
     if let Some(qwen2) = tokenizer("qwen2") {
