@@ -52,7 +52,7 @@ fn render(source: &str, contents: &[&str]) -> Result<String, TemplateError> {
 
 #[test]
 fn templates_render_as_jinja2_renders_them() {
-    // Made with jinja2 3.1.6, set up as transformers sets it up.
+    // Made by templates/golden.py.
     let golden: Json = serde_json::from_str(&data("templates.json")).expect("valid JSON");
     let rendered = golden["rendered"].as_array().expect("a list");
     assert_eq!(rendered.len(), 15);

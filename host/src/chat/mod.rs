@@ -2,11 +2,11 @@
 //! GGUF file or one from the user.
 //!
 //! Templates are written for Jinja2 as Hugging Face transformers sets it up: block trimming, Python's
-//! string methods, `raise_exception`, `strftime_now`, Python's JSON. [`python`] brings `minijinja`
+//! string methods, `raise_exception`, `strftime_now`, Python's JSON. `python` brings `minijinja`
 //! close to that. A template that does not parse is an error when it is loaded, and is never
 //! replaced by another format.
 //!
-//! What people typed stays text: see [`taint`].
+//! What people typed stays text: see `taint`.
 
 mod error;
 mod json;

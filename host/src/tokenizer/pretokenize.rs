@@ -5,7 +5,7 @@
 //! The published rules end in `\s+(?!\S)|\s+`: of several spaces before a word, the last belongs to
 //! the word. Engines with look-ahead backtrack and give up after a million steps, which a long run of
 //! spaces takes (the `Split` of the `tokenizers` crate then stops splitting without an error). So
-//! that one rule is code here ([`Pretokenizer::trim`]), and the rest is regular and takes linear time.
+//! that one rule is code here (`Pretokenizer::trim`), and the rest is regular and takes linear time.
 //!
 //! Source: the `pre_tokenizer` of each family's published `tokenizer.json`; which name means which
 //! rule is llama.cpp's.
