@@ -115,8 +115,8 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const
             let route = route(T, t, p);
             if lane == 0 && route < p.routes {
                 let y = o.y.add(route as usize * p.y_stride as usize);
-                for r in 0..R {
-                    store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+                for (row, sum) in (first_row..).zip(&sums) {
+                    store(&o, y, expert_row, row, *sum, p);
                 }
             }
         }
