@@ -8,7 +8,7 @@ use crate::gpu::device::Device;
 use crate::gpu::memory::Slice;
 
 /// Blocks that share a row: 64 of them read a 1 MB row of logits at full speed.
-pub const MAX_PARTS: u32 = 64;
+const MAX_PARTS: u32 = 64;
 
 /// Blocks that share a row of `n` logits: at least four rounds for each lane.
 pub fn n_part(n: u32) -> u32 {
