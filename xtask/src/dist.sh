@@ -19,8 +19,10 @@ start=$(date +%s)
 "$here/host" check | tee "$here/check.log"
 check=${PIPESTATUS[0]}
 # Without the checkout's sources, the tests of texts have nothing to read.
-ZINC_GPU=1 "$here/validation" --skip tidy:: --skip ptx:: 2>&1 | tee "$log"
+ZINC_GPU=1 ZINC_REPORT="$here/errors.json" "$here/validation" --skip tidy:: --skip ptx:: 2>&1 | tee "$log"
 tests=${PIPESTATUS[0]}
+# Alone, so that nothing else is on the GPU: time and bandwidth of every kernel.
+ZINC_GPU=1 ZINC_BENCH="$here/bench.json" "$here/validation" --nocapture the_kernel_benchmark_on_a_gpu
 seconds=$(($(date +%s) - start))
 
 count() {
@@ -28,8 +30,9 @@ count() {
 }
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1 | tr -d '"\\')
 failures=$(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/"\1"/p' "$log" | paste -sd, -)
-printf '{"gpu": "%s", "check_exit": %s, "tests_exit": %s, "passed": %s, "failed": %s, "failures": [%s], "seconds": %s}\n' \
-    "${gpu:-none}" "$check" "$tests" "$(count passed || true)" "$(count failed || true)" "$failures" "$seconds" >"$report"
+printf '{"gpu": "%s", "check_exit": %s, "tests_exit": %s, "passed": %s, "failed": %s, "failures": [%s], "seconds": %s,\n "errors": %s,\n "kernels": %s}\n' \
+    "${gpu:-none}" "$check" "$tests" "$(count passed || true)" "$(count failed || true)" "$failures" "$seconds" \
+    "$(cat "$here/errors.json" 2>/dev/null || echo null)" "$(cat "$here/bench.json" 2>/dev/null || echo null)" >"$report"
 cat "$report"
 rm -f "$log"
 [ "$check" -eq 0 ] && [ "$tests" -eq 0 ]

@@ -149,6 +149,18 @@ fn root_mean_square_norm() {
             let again = Output::holding(device, &x);
             ops::rms_norm(device, again.slice(), w_in.slice(), again.slice(), 1e-6).unwrap();
             assert_same_bits("rms_norm", &y.read(device), &again.read(device));
+
+            // The residual form is the sum, and the plain norm of it.
+            let r: Vec<f32> = (0..rows * n).map(|i| (i % 5) as f32 * 0.5).collect();
+            let before: Vec<f32> = x.iter().zip(&r).map(|(x, r)| x - r).collect();
+            let sum: Vec<f32> = before.iter().zip(&r).map(|(a, b)| a + b).collect();
+            let (x_out, y_out) = (Output::holding(device, &before), Output::new(device, rows * n));
+            let r_in = input(device, &r);
+            ops::rms_norm_add(device, x_out.slice(), r_in.slice(), w_in.slice(), y_out.slice(), 1e-6).unwrap();
+            assert_same_bits("rms_norm_add x", &sum, &x_out.read(device));
+            let plain = Output::new(device, rows * n);
+            ops::rms_norm(device, input(device, &sum).slice(), w_in.slice(), plain.slice(), 1e-6).unwrap();
+            assert_same_bits("rms_norm_add y", &plain.read(device), &y_out.read(device));
         }
     }
     on_devices!(check);

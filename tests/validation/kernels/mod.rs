@@ -15,6 +15,7 @@ mod moe;
 mod quantize_q8;
 mod random;
 mod repack;
+mod report;
 mod rope;
 mod sample;
 mod ssm;
@@ -51,7 +52,7 @@ macro_rules! on_devices {
             $check(&host::gpu::Emulated::with_order(order));
         }
         if let Some(device) = $crate::kernels::gpu() {
-            $check(device);
+            $crate::kernels::report::on_gpu(|| $check(device));
         }
     }};
 }
@@ -146,6 +147,7 @@ impl<D: Device> Weights<D> {
 #[track_caller]
 pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f64], bound: impl Fn(usize) -> f64) {
     assert_eq!(got.len(), want.len(), "{what}: length");
+    report::note(what, got, want);
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
         let (error, bound) = ((f64::from(got) - want).abs(), bound(i));
         assert!(error <= bound, "{what}[{i}]: got {got:e}, want {want:e}, off by {error:e} > {bound:e}");

@@ -1,7 +1,9 @@
-//! How fast the kernels that read weights are, against the memory's own speed.
+//! How fast the kernels are, against the memory's own speed.
 //!
-//! Each measurement is over tensors that are larger than the second-level cache, and says which share of
+//! Each measurement of a weight format is over tensors that are larger than the second-level cache, and says which share of
 //! the bandwidth of [`read_sweep`] it reaches: that is what decoding is bound by.
+
+mod layers;
 
 use bytemuck::Pod;
 use gpu_kernels::blocks::GgmlType;
@@ -49,7 +51,7 @@ struct Bench<'d, D: Device> {
     results: Vec<Measurement>,
 }
 
-/// Times every matvec kernel on tensors of about `weight_bytes`, each `repeats` times.
+/// Times every kernel, those that read weights on tensors of about `weight_bytes`, each `repeats` times.
 ///
 /// # Errors
 /// Where memory does not suffice, or the device fails.
@@ -74,6 +76,7 @@ pub fn bench<D: Device>(device: &D, weight_bytes: usize, repeats: usize) -> Resu
         bench.routed(ty, rows, cols, true)?;
     }
     bench.quantize(2048)?;
+    bench.layers()?;
     Ok(bench.results)
 }
 

@@ -42,7 +42,7 @@ pub use moe::{moe_weighted_acc, softmax_topk};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
 pub use repack::repack;
-pub use rms_norm::rms_norm;
+pub use rms_norm::{rms_norm, rms_norm_add};
 pub use rope::{rope, turns};
 pub use sample::sample;
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, takes_delta_net};

@@ -1,0 +1,185 @@
+//! The other kernels of a decode step, at the shapes of the reference model: one token, 8192 tokens deep.
+//!
+//! Most are over in a few microseconds, so what their times show is what a launch costs. Each is timed in a
+//! chain of launches, as one graph where there are graphs.
+
+use gpu_kernels::kernels::rope::RopeParams;
+use gpu_kernels::kernels::sample::SampleParams;
+
+use super::{Bench, Result};
+use crate::backend::{AttentionShape, DeltaNetShape, GatedAct, PAGE_TOKENS, RouterRule};
+use crate::gpu::device::Device;
+use crate::gpu::memory::Buffer;
+use crate::gpu::ops;
+
+/// Launches in a chain.
+const CHAIN: usize = 20;
+
+const N_EMBD: usize = 2048;
+const N_FF: usize = 512;
+const N_USED: usize = 8;
+const N_EXPERT: usize = 256;
+const N_VOCAB: u32 = 248_320;
+const ATTENTION: AttentionShape =
+    AttentionShape { n_head: 16, n_head_kv: 2, head_dim: 256, scale: 0.0625, window: None };
+const DELTA_NET: DeltaNetShape = DeltaNetShape { n_head_k: 16, n_head_v: 32, d_state: 128, d_conv: 4 };
+
+impl<D: Device> Bench<'_, D> {
+    /// All of them. On the emulated device the shapes are smaller: there the point is that they run.
+    pub(super) fn layers(&mut self) -> Result<()> {
+        let small = !self.device.properties().name.contains("NVIDIA");
+        let (depth, n_vocab) = if small { (70, 1000) } else { (8192, N_VOCAB) };
+        self.elementwise()?;
+        self.norms()?;
+        self.attention_at(depth)?;
+        self.delta_net()?;
+        self.experts()?;
+        self.choice(n_vocab)
+    }
+
+    /// Numbers in (−1, 1), the same ones each time.
+    fn floats(&self, n: usize) -> Result<Buffer<D, f32>> {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / 8_388_608.0 - 1.0
+        };
+        let values: Vec<f32> = (0..n).map(|_| next()).collect();
+        Ok(self.device.alloc_from(&values)?)
+    }
+
+    /// Times one launch of a chain and notes it.
+    fn chain(&mut self, op: &'static str, shape: &str, mut run: impl FnMut(&D) -> Result<u64>) -> Result<()> {
+        let mut bytes = 0;
+        let device = self.device;
+        let us = self.time_graph(&mut || {
+            for _ in 0..CHAIN {
+                bytes = run(device)?;
+            }
+            Ok(())
+        })? / CHAIN as f64;
+        self.push(op, "", shape.to_owned(), bytes, us);
+        Ok(())
+    }
+
+    fn elementwise(&mut self) -> Result<()> {
+        let (x, y) = (self.floats(N_EMBD)?, self.floats(N_EMBD)?);
+        let (qg, q, gate) = (self.floats(8192)?, self.floats(4096)?, self.floats(4096)?);
+        let one = self.floats(1)?;
+        let row = self.device.alloc_from(&[0u32])?;
+        self.chain("add", "1 x 2048", |d| ops::add(d, x.slice(), y.slice()))?;
+        self.chain("scale_accumulate", "1 x 2048", |d| ops::scale_accumulate(d, x.slice(), y.slice(), 0.5))?;
+        self.chain("add_bias", "1 x 2048", |d| ops::add_bias(d, x.slice(), y.slice()))?;
+        self.chain("sigmoid_scale_acc", "1 x 2048", |d| ops::sigmoid_scale_acc(d, x.slice(), y.slice(), one.slice()))?;
+        self.chain("sigmoid_mul", "1 x 4096", |d| ops::sigmoid_mul(d, q.slice(), gate.slice()))?;
+        self.chain("split_gate", "16 heads of 256", |d| {
+            ops::split_gate(d, qg.slice(), q.slice(), gate.slice(), ATTENTION.head_dim)
+        })?;
+        #[expect(unsafe_code, reason = "the one index is 0")]
+        self.chain("gather_rows", "1 x 2048", |d| {
+            // SAFETY: row 0 is there.
+            unsafe { ops::gather_rows(d, x.slice(), row.slice(), y.slice(), N_EMBD as u32) }
+        })
+    }
+
+    fn norms(&mut self) -> Result<()> {
+        let (x, r, w, y) = (self.floats(N_EMBD)?, self.floats(N_EMBD)?, self.floats(N_EMBD)?, self.floats(N_EMBD)?);
+        self.chain("rms_norm", "1 x 2048", |d| ops::rms_norm(d, x.slice(), w.slice(), y.slice(), 1e-6))?;
+        self.chain("rms_norm_add", "1 x 2048", |d| {
+            ops::rms_norm_add(d, x.slice(), r.slice(), w.slice(), y.slice(), 1e-6)
+        })?;
+        let (q, pos) = (self.floats(4096)?, self.device.alloc_from(&[8191u32])?);
+        let turns = self.device.alloc_from(&ops::turns((0..32).map(|i| 1e7_f64.powf(-f64::from(i) / 32.0))))?;
+        let p = RopeParams { n_head: 16, head_dim: 256, n_rot: 64, adjacent: 0, magnitude: 1.0 };
+        self.chain("rope", "16 heads of 256, 64 turn", |d| ops::rope(d, q.slice(), pos.slice(), turns.slice(), p))
+    }
+
+    #[expect(unsafe_code, reason = "the page table is made here")]
+    fn attention_at(&mut self, depth: u32) -> Result<()> {
+        let max_pages = depth.div_ceil(PAGE_TOKENS);
+        let kv_dim = ATTENTION.n_head_kv * ATTENTION.head_dim;
+        let elems = (max_pages * PAGE_TOKENS * kv_dim) as usize;
+        // Zero keys give equal scores, which is as much work as any.
+        let (k_cache, v_cache) = (self.device.alloc_zeroed::<u16>(elems)?, self.device.alloc_zeroed::<u16>(elems)?);
+        let (pos, span) = (self.device.alloc_from(&[depth - 1])?, self.device.alloc_from(&[0u32])?);
+        let page_table = self.device.alloc_from(&(0..max_pages).collect::<Vec<_>>())?;
+        let at = ops::Placement { pos: pos.slice(), span: span.slice(), page_table: page_table.slice(), max_pages };
+        let cache = (ops::KvSlice::F16(k_cache.slice()), ops::KvSlice::F16(v_cache.slice()));
+        let (k, v) = (self.floats(kv_dim as usize)?, self.floats(kv_dim as usize)?);
+        self.chain("kv_cache_write", "1 x 512, f16", |d| {
+            // SAFETY: the table names pages of the caches for every position.
+            unsafe { ops::kv_cache_write(d, k.slice(), v.slice(), at, cache, kv_dim) }
+        })?;
+        let n = (ATTENTION.n_head * ATTENTION.head_dim) as usize;
+        let n_split = 32;
+        let (q, out) = (self.floats(n)?, self.floats(n)?);
+        let (part, max_sum) = (self.floats(n * n_split)?, self.floats(32 * n_split)?);
+        let partials = ops::Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: n_split as u32 };
+        let bytes = 2 * 2 * u64::from(depth) * u64::from(kv_dim);
+        self.chain("attention and merge", &format!("depth {depth}, 16 heads of 256 over 2"), |d| {
+            // SAFETY: as above, and the caches are written.
+            unsafe { ops::attention(d, q.slice(), cache, at, partials, None, out.slice(), &ATTENTION)? };
+            Ok(bytes)
+        })
+    }
+
+    #[expect(unsafe_code, reason = "the spans are made here")]
+    fn delta_net(&mut self) -> Result<()> {
+        let one = |value: u32| self.device.alloc_from(&[value]);
+        let (slot, first, rows, start) = (one(0)?, one(0)?, one(1)?, one(100)?);
+        let spans = ops::Spans { slot: slot.slice(), first: first.slice(), rows: rows.slice(), start: start.slice() };
+        let (conv, inner) = (DELTA_NET.conv_dim() as usize, DELTA_NET.d_inner() as usize);
+        let (x, w, y) = (self.floats(conv)?, self.floats(4 * conv)?, self.floats(conv)?);
+        let (conv_state, state) = (self.floats(3 * conv)?, self.floats(inner * 128)?);
+        let (alpha, beta, a, bias) = (self.floats(32)?, self.floats(32)?, self.floats(32)?, self.floats(32)?);
+        let (out, z, norm) = (self.floats(inner)?, self.floats(inner)?, self.floats(128)?);
+        self.chain("ssm_conv1d", "1 x 8192", |d| {
+            // SAFETY: one span of one row and one slot.
+            unsafe { ops::ssm_conv1d(d, x.slice(), w.slice(), conv_state.slice(), spans, y.slice(), &DELTA_NET) }
+        })?;
+        let decay = ops::Decay { dt_bias: Some(bias.slice()), a: Some(a.slice()) };
+        self.chain("ssm_delta_net", "32 heads of 128", |d| {
+            let gates = (alpha.slice(), beta.slice());
+            // SAFETY: as above.
+            unsafe { ops::ssm_delta_net(d, x.slice(), gates, decay, state.slice(), spans, out.slice(), &DELTA_NET) }
+        })?;
+        self.chain("ssm_gated_norm", "32 heads of 128", |d| {
+            ops::ssm_gated_norm(d, out.slice(), z.slice(), norm.slice(), 1e-6)
+        })
+    }
+
+    fn experts(&mut self) -> Result<()> {
+        let logits = self.floats(N_EXPERT)?;
+        let (ids, weights) = (self.device.alloc_zeroed::<u32>(N_USED)?, self.floats(N_USED)?);
+        let rule = RouterRule::SoftmaxChosen;
+        self.chain("softmax_topk", "8 of 256", |d| {
+            ops::softmax_topk(d, logits.slice(), None, ids.slice(), weights.slice(), 256, 8, rule)
+        })?;
+        let (gate, up, act) = (self.floats(N_USED * N_FF)?, self.floats(N_USED * N_FF)?, self.floats(N_USED * N_FF)?);
+        for (name, kind) in [("swiglu", GatedAct::SwiGlu), ("swiglu_oai", GatedAct::SwiGluOai)] {
+            self.chain(name, "8 x 512", |d| ops::gated_act(d, kind, gate.slice(), up.slice(), act.slice()))?;
+        }
+        let (x, y) = (self.floats(N_EMBD)?, self.floats(N_USED * N_EMBD)?);
+        self.chain("moe_weighted_acc", "8 x 2048", |d| {
+            ops::moe_weighted_acc(d, x.slice(), y.slice(), weights.slice(), N_USED as u32, N_EMBD as u32)
+        })
+    }
+
+    fn choice(&mut self, n_vocab: u32) -> Result<()> {
+        let logits = self.floats(n_vocab as usize)?;
+        let parts = ops::n_part(n_vocab) as usize;
+        let (value, index) = (self.floats(parts)?, self.device.alloc_zeroed::<u32>(parts)?);
+        let token = self.device.alloc_zeroed::<u32>(1)?;
+        let shape = format!("1 x {n_vocab}");
+        self.chain("argmax", &shape, |d| {
+            let parts = ops::Parts { value: value.slice(), index: index.slice() };
+            ops::argmax(d, logits.slice(), parts, token.slice(), n_vocab)
+        })?;
+        for (name, top_k, top_p) in [("sample, top-k 40", 40, 1.0), ("sample, top-p 0.9", 0, 0.9)] {
+            let p = SampleParams { inv_temperature: 1.25, top_k, top_p, min_p: 0.05, uniform: 0.5 };
+            let p = self.device.alloc_from(&[p])?;
+            self.chain(name, &shape, |d| ops::sample(d, logits.slice(), p.slice(), token.slice(), n_vocab))?;
+        }
+        Ok(())
+    }
+}
