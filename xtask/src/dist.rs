@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Builds with cargo and returns the path of the executable of target `name`.
-fn executable(args: &[&str], name: &str) -> Result<PathBuf> {
+pub(crate) fn executable(args: &[&str], name: &str) -> Result<PathBuf> {
     let output = Command::new(workspace::cargo_path())
         .current_dir(workspace::root())
         .args(args)

@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod dist;
+mod golden;
 mod ptx;
 mod setup;
 mod synth;
@@ -30,6 +32,10 @@ enum Command {
     Demo,
     /// Setup, then every test.
     Test(test::Args),
+    /// Check every golden file on a device and print the worst error of each.
+    Golden(golden::Args),
+    /// Measure the speed of a model beside llama.cpp's, in one run.
+    Bench(bench::Args),
     /// Formatting, lints and the repository's own text rules.
     Tidy,
     /// Build the kernels to PTX and report what each takes of the GPU.
@@ -45,6 +51,8 @@ fn main() -> ExitCode {
         Command::Setup => setup::run(),
         Command::Demo => demo::run(),
         Command::Test(args) => test::run(&args),
+        Command::Golden(args) => golden::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Tidy => tidy::run(),
         Command::Ptx(args) => ptx::run(&args),
         Command::Synth(args) => synth::run(&args),

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args as ClapArgs;
-use serde::Serialize;
 
 use super::error::CliError;
 use super::interrupt::Interrupt;
@@ -13,6 +12,7 @@ use super::model_path::default_model;
 use super::output;
 use crate::engine::{self, DeviceChoice};
 use crate::gguf::Gguf;
+use crate::model::distance::Distance;
 use crate::tokenizer::{Encode, Tokenizer};
 
 #[derive(Debug, ClapArgs)]
@@ -44,20 +44,6 @@ pub(super) struct Args {
     /// Tokens in one step.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-}
-
-/// How far two sets of logits are apart, over all positions.
-#[derive(Debug, Default, Serialize, PartialEq)]
-struct Distance {
-    positions: usize,
-    /// Largest relative L2 difference of a position: `|a − b| / |b|`.
-    worst_relative_l2: f64,
-    /// Where that is.
-    worst_position: usize,
-    /// Mean of `Σ q·(ln q − ln p)`, `q` the reference's distribution, in nats.
-    mean_kl: f64,
-    /// Fraction of positions with the same most probable token.
-    top1_agreement: f64,
 }
 
 pub(super) fn compare(args: Args) -> Result<(), CliError> {
@@ -92,45 +78,7 @@ pub(super) fn compare(args: Args) -> Result<(), CliError> {
         distance.add(row, rows.next().unwrap_or_default());
         Ok(())
     })?;
-    output::write_json(&distance.mean())
-}
-
-impl Distance {
-    fn add(&mut self, a: &[f32], reference: &[f32]) {
-        let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
-        let difference = squares(&mut a.iter().zip(reference).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-        let norm = squares(&mut reference.iter().map(|b| f64::from(*b)));
-        let relative = (difference / norm.max(f64::MIN_POSITIVE)).sqrt();
-        // A NaN is the worst of all.
-        if relative.is_nan() || relative > self.worst_relative_l2 {
-            (self.worst_relative_l2, self.worst_position) = (relative, self.positions);
-        }
-        self.mean_kl += kl(a, reference);
-        let top = |logits| engine::sampler::argmax(logits);
-        self.top1_agreement += f64::from(u8::from(top(a) == top(reference)));
-        self.positions += 1;
-    }
-
-    fn mean(mut self) -> Self {
-        let n = self.positions.max(1) as f64;
-        self.mean_kl /= n;
-        self.top1_agreement /= n;
-        self
-    }
-}
-
-/// `Σ q·(ln q − ln p)` with `p`, `q` the softmax of `a`, `reference`.
-fn kl(a: &[f32], reference: &[f32]) -> f64 {
-    let log_sum = |logits: &[f32]| {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        f64::from(max) + logits.iter().map(|l| f64::from(l - max).exp()).sum::<f64>().ln()
-    };
-    let (sum_a, sum_b) = (log_sum(a), log_sum(reference));
-    let term = |(a, b): (&f32, &f32)| {
-        let (ln_p, ln_q) = (f64::from(*a) - sum_a, f64::from(*b) - sum_b);
-        ln_q.exp() * (ln_q - ln_p)
-    };
-    a.iter().zip(reference).map(term).sum()
+    output::write_json(&distance)
 }
 
 fn read_floats(path: &std::path::Path) -> Result<Vec<f32>, CliError> {
@@ -140,29 +88,4 @@ fn read_floats(path: &std::path::Path) -> Result<Vec<f32>, CliError> {
         return Err(CliError::Usage(format!("{}: {} bytes are no f32 values", path.display(), bytes.len())));
     }
     Ok(floats.iter().map(|b| f32::from_le_bytes(*b)).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn distances_are_those_of_the_definitions() {
-        let mut d = Distance::default();
-        d.add(&[1.0, 0.0], &[1.0, 0.0]);
-        d.add(&[0.0, 4.0], &[3.0, 4.0]);
-        let d = d.mean();
-        assert_eq!((d.positions, d.worst_position, d.worst_relative_l2, d.top1_agreement), (2, 1, 0.6, 1.0));
-        // By hand: softmax(3, 4) = (0.26894, 0.73106), softmax(0, 4) = (0.01799, 0.98201).
-        let kl = 0.26894 * (0.26894f64 / 0.01799).ln() + 0.73106 * (0.73106f64 / 0.98201).ln();
-        assert!((d.mean_kl - kl / 2.0).abs() < 1e-4, "{}", d.mean_kl);
-    }
-
-    #[test]
-    fn nan_is_the_worst() {
-        let mut d = Distance::default();
-        d.add(&[1.0], &[2.0]);
-        d.add(&[f32::NAN], &[2.0]);
-        assert!(d.worst_relative_l2.is_nan() && d.worst_position == 1);
-    }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::distance::{argmax, relative_l2};
 use super::session::Executor;
 use crate::backend::{self, Batch, PAGE_TOKENS, Span};
 
@@ -162,6 +163,26 @@ impl Case {
         (self.tokens.len() as u32).div_ceil(PAGE_TOKENS)
     }
 
+    /// The case up to its first `n` expected positions: of full logits from the first token on, otherwise from the
+    /// first greedy token on.
+    pub fn beginning(&self, n: usize) -> Case {
+        let mut case = self.clone();
+        match &mut case.expected {
+            Expected::All(logits) => {
+                let n_vocab = logits.len() / self.tokens.len().max(1);
+                logits.truncate(n.saturating_mul(n_vocab));
+                case.tokens.truncate(n);
+                case.greedy.truncate(n.saturating_sub(self.n_prompt.saturating_sub(1)));
+            }
+            Expected::Top(steps) => {
+                steps.truncate(n);
+                case.greedy.truncate(n);
+                case.tokens.truncate(self.n_prompt.saturating_sub(1).saturating_add(n));
+            }
+        }
+        case
+    }
+
     /// Runs the case on `executor`, up to `chunk` tokens at a time, in slot 0 and the first pages.
     ///
     /// # Errors
@@ -232,16 +253,4 @@ impl Case {
 /// The larger of two errors, NaN being the largest.
 fn largest(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
-}
-
-/// `‖a − b‖ / ‖b‖`.
-fn relative_l2(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-    difference / norm(&mut b.iter().copied().map(f64::from))
-}
-
-/// The index of the largest value, the lowest on a tie.
-fn argmax(row: &[f32]) -> Option<usize> {
-    (0..row.len()).reduce(|best, i| if row[i] > row[best] { i } else { best })
 }

@@ -1,6 +1,7 @@
 //! The networks: hyperparameters, weights, and the layers over a [`Backend`](crate::backend::Backend).
 
 pub mod config;
+pub mod distance;
 pub mod golden;
 pub mod layers;
 pub mod rope;

