@@ -104,18 +104,21 @@ fn run<D: Device>(device: &D, case: &Case, setup: &Setup<D>) -> Vec<f32> {
     let (q, pos, span) = (input(device, &setup.q), input(device, &setup.pos), input(device, &setup.span));
     let page_table = input(device, &setup.page_table);
     let sinks = case.sinks.as_ref().map(|s| input(device, s));
-    let at = Placement {
-        pos: pos.slice(),
-        span: span.slice(),
-        page_table: page_table.slice(),
-        max_pages: setup.max_pages,
-    };
+    let at =
+        Placement { pos: pos.slice(), span: span.slice(), page_table: page_table.slice(), max_pages: setup.max_pages };
     let partials = Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: case.n_split };
     let cache = (setup.cache.0.slice(), setup.cache.1.slice());
     // SAFETY: the page table names pages of the caches for every position.
     unsafe {
         ops::attention(
-            device, q.slice(), cache, at, partials, sinks.as_ref().map(Buffer::slice), out.slice(), &case.shape,
+            device,
+            q.slice(),
+            cache,
+            at,
+            partials,
+            sinks.as_ref().map(Buffer::slice),
+            out.slice(),
+            &case.shape,
         )
         .unwrap();
     }
@@ -248,8 +251,7 @@ fn keys_and_values_go_to_their_pages() {
             let (k, v) = (random.units(4 * kv_dim), random.units(4 * kv_dim));
             let len = 5 * PAGE_TOKENS as usize * kv_dim;
             let (pos_in, span_in, table) = (input(device, &pos), input(device, &span), input(device, &page_table));
-            let at =
-                Placement { pos: pos_in.slice(), span: span_in.slice(), page_table: table.slice(), max_pages: 4 };
+            let at = Placement { pos: pos_in.slice(), span: span_in.slice(), page_table: table.slice(), max_pages: 4 };
             let (k_in, v_in) = (input(device, &k), input(device, &v));
             let expected = |x: &[f32]| {
                 let mut all = vec![f32::NAN; len];

@@ -54,8 +54,7 @@ fn biases_and_gates_of_rows() {
 
             let out = Output::holding(device, &x);
             ops::sigmoid_mul(device, out.slice(), y_in.slice()).unwrap();
-            let expected: Vec<f64> =
-                x.iter().zip(&y).map(|(&x, &y)| f64::from(x) * sigmoid(f64::from(y))).collect();
+            let expected: Vec<f64> = x.iter().zip(&y).map(|(&x, &y)| f64::from(x) * sigmoid(f64::from(y))).collect();
             assert_close("sigmoid_mul", &out.read(device), &expected, |i| 7e-7 * expected[i].abs());
         }
     }

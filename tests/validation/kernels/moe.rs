@@ -97,8 +97,7 @@ fn experts_are_added_by_weight() {
             let weights = random.units(rows * n_used);
             let out = Output::holding(device, &x);
             let (y_in, w_in) = (input(device, &y), input(device, &weights));
-            ops::moe_weighted_acc(device, out.slice(), y_in.slice(), w_in.slice(), n_used as u32, cols as u32)
-                .unwrap();
+            ops::moe_weighted_acc(device, out.slice(), y_in.slice(), w_in.slice(), n_used as u32, cols as u32).unwrap();
             let expected: Vec<f64> = (0..rows * cols)
                 .map(|i| {
                     let (row, col) = (i / cols, i % cols);

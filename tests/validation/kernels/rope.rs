@@ -33,9 +33,13 @@ fn expected(x: &[f32], pos: &[u32], inv_freq: &[f64], p: RopeParams) -> Vec<f64>
 fn pairs_turn_by_position_times_frequency() {
     fn check<D: Device>(device: &D) {
         let pos = [0u32, 1, 127, 4096, 131_071, 1_000_003];
-        for (n_head, head_dim, n_rot, adjacent, magnitude) in
-            [(3, 64, 64, 1, 1.0), (2, 64, 64, 0, 1.346_57), (5, 256, 64, 0, 1.0), (1, 16, 0, 0, 1.0), (33, 8, 6, 1, 1.0)]
-        {
+        for (n_head, head_dim, n_rot, adjacent, magnitude) in [
+            (3, 64, 64, 1, 1.0),
+            (2, 64, 64, 0, 1.346_57),
+            (5, 256, 64, 0, 1.0),
+            (1, 16, 0, 0, 1.0),
+            (33, 8, 6, 1, 1.0),
+        ] {
             let p = RopeParams { n_head, head_dim, n_rot, adjacent, magnitude };
             let inv_freq = frequencies(n_rot, 1e7);
             let x = Random::new(u64::from(head_dim)).units(pos.len() * (n_head * head_dim) as usize);

@@ -66,7 +66,13 @@ fn the_convolution_rolls_its_state() {
         // SAFETY: rows and slots are those of the batch.
         unsafe {
             ops::ssm_conv1d(
-                device, x_in.slice(), w_in.slice(), state_dev.slice(), spans(&arrays), out_dev.slice(), &shape,
+                device,
+                x_in.slice(),
+                w_in.slice(),
+                state_dev.slice(),
+                spans(&arrays),
+                out_dev.slice(),
+                &shape,
             )
             .unwrap();
         }
@@ -121,8 +127,7 @@ impl Delta {
                 }
                 for row in first as usize..(first + rows) as usize {
                     let x = &self.qkv[row * conv..][..conv];
-                    let q: Vec<f64> =
-                        normalised(&x[h % hk * d..][..d]).iter().map(|q| q / (d as f64).sqrt()).collect();
+                    let q: Vec<f64> = normalised(&x[h % hk * d..][..d]).iter().map(|q| q / (d as f64).sqrt()).collect();
                     let k = normalised(&x[(hk + h % hk) * d..][..d]);
                     let v = &x[(2 * hk + h) * d..][..d];
                     let bias = self.dt_bias.as_ref().map_or(0.0, |b| f64::from(b[h]));

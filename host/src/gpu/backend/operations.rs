@@ -9,8 +9,8 @@ use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
 use super::{Activations, GpuBackend, device_error, op_error};
 use crate::backend::{
-    self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, PAGE_TOKENS, Pairing, Result, Rope,
-    RouterRule,
+    self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing, Result,
+    Rope, RouterRule,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
@@ -19,6 +19,7 @@ use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials};
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options and the weights' type ask for.
     fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32) -> Result {
+        let op = Matvec { dependent: self.options.overlap && !self.loading, ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
             ops::matvec_q8(&*self.device, &op, x)
@@ -77,17 +78,35 @@ impl<D: Device> Backend for GpuBackend<D> {
     }
 
     fn read(&mut self, x: &Tensor<D>, rows: u32, out: &mut Vec<f32>) -> Result {
-        let from = x.rows(rows)?;
-        out.resize(from.len(), 0.0);
-        self.device.download(from, out).map_err(device_error)
+        self.land(x.rows(rows)?, out)
     }
 
     fn copy_state(&mut self, cache: &mut Cache<D>, from: u32, to: u32) -> Result {
         cache.copy_state(&self.device, from, to)
     }
 
-    fn run_recorded(&mut self, batch: &Batch<D>, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
-        self.run_or_replay(batch, step)
+    fn run_recorded(&mut self, batch: &Batch<D>, kind: u32, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
+        self.run_or_replay(batch, kind, step)
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.device.set_profiling(on);
+        (self.profiling, self.moved_bytes) = (on, 0);
+    }
+
+    fn take_profile(&mut self) -> Result<Option<Measured>> {
+        let kernels = self.device.take_profile().map_err(device_error)?;
+        Ok(Some(Measured { kernels, moved_bytes: std::mem::take(&mut self.moved_bytes) }))
+    }
+
+    const HAS_ARGMAX: bool = true;
+
+    fn argmax(&mut self, logits: &Tensor<D>, n_tokens: u32, batch: &Batch<D>) -> Result {
+        self.choose(logits, n_tokens, batch.shape.outputs)
+    }
+
+    fn read_argmax(&mut self, n: u32, ids: &mut Vec<u32>) -> Result {
+        self.read_chosen(n, ids)
     }
 
     fn embed(&mut self, out: &mut Tensor<D>, table: &Matrix<D>, batch: &Batch<D>) -> Result {

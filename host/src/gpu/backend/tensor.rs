@@ -40,6 +40,11 @@ impl<D: Device> Tensor<D> {
         self.cols
     }
 
+    /// Rows that it has room for.
+    pub(super) fn capacity(&self) -> u32 {
+        self.rows
+    }
+
     /// The first `n` rows, to read.
     pub(super) fn rows(&self, n: u32) -> Result<Slice<'_, f32>> {
         if n > self.rows {
