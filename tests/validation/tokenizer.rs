@@ -1,6 +1,8 @@
 //! Text to ids against llama.cpp's, the rules about special tokens, and hostile vocabularies.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use host::gguf::{Gguf, Value, Writer};
@@ -36,8 +38,15 @@ pub(crate) fn gguf(name: &str) -> Option<Gguf> {
     Some(Gguf::open(&path).expect("a fetched file is whole"))
 }
 
+/// A fetched vocabulary's tokenizer. Clones share one, so each is built once.
 pub(crate) fn tokenizer(name: &str) -> Option<Tokenizer> {
-    gguf(name).map(|gguf| Tokenizer::from_gguf(&gguf).expect("a known vocabulary"))
+    static BUILT: Mutex<BTreeMap<String, Tokenizer>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !built.contains_key(name) {
+        let tokenizer = Tokenizer::from_gguf(&gguf(name)?).expect("a known vocabulary");
+        built.insert(name.to_owned(), tokenizer);
+    }
+    built.get(name).cloned()
 }
 
 #[derive(Deserialize)]
@@ -50,7 +59,7 @@ struct Row {
 #[test]
 fn every_golden_row_of_six_vocabularies() {
     let file = std::fs::read(root().join("tests/data/tokenizer.json")).expect("test data");
-    let golden: std::collections::BTreeMap<String, Vec<Row>> = serde_json::from_slice(&file).expect("valid JSON");
+    let golden: BTreeMap<String, Vec<Row>> = serde_json::from_slice(&file).expect("valid JSON");
     assert_eq!(golden.values().map(Vec::len).sum::<usize>(), 252);
     for (name, rows) in golden {
         let Some(tokenizer) = tokenizer(&name) else { continue };
@@ -58,6 +67,27 @@ fn every_golden_row_of_six_vocabularies() {
             assert_eq!(tokenizer.encode(&text, PLAIN), plain, "{name}, plain: {text:?}");
             assert_eq!(tokenizer.encode(&text, SPECIAL), special, "{name}, special: {text:?}");
             assert_eq!(tokenizer.decode(&plain, false), text, "{name}, decoded");
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Prompt {
+    prompt: String,
+    ids: Vec<u32>,
+}
+
+#[test]
+fn prompts_of_the_golden_generations() {
+    let model = Gguf::open(&root().join("models/zinc-tiny-qwen35moe.gguf")).expect("a model of the checkout");
+    let tiny = Tokenizer::from_gguf(&model).expect("it has a vocabulary");
+    for (file, tokenizer) in [("zinc-tiny.json", Some(tiny)), ("smollm2.json", tokenizer("smollm2"))] {
+        let Some(tokenizer) = tokenizer else { continue };
+        let file = std::fs::read(root().join("tests/data").join(file)).expect("test data");
+        let prompts: Vec<Prompt> = serde_json::from_slice(&file).expect("valid JSON");
+        assert_eq!(prompts.len(), 6);
+        for Prompt { prompt, ids } in prompts {
+            assert_eq!(tokenizer.encode(&prompt, SPECIAL), ids, "{prompt:?}");
         }
     }
 }

@@ -42,12 +42,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::write(&script, RUN_SH.replace("@ROOT@", &root.to_string_lossy()))?;
     workspace::make_executable(&script)?;
     let bytes = folder_bytes(&dist)?;
-    println!(
-        "{}: {:.1} MiB; on the other machine: {}",
-        dist.display(),
-        bytes as f64 / f64::from(1 << 20),
-        "bash run.sh"
-    );
+    let mebibytes = bytes as f64 / f64::from(1 << 20);
+    println!("{}: {mebibytes:.1} MiB; on the other machine: bash run.sh", dist.display());
     ensure!(bytes <= MAX_BYTES, "the folder is larger than {} MiB", MAX_BYTES >> 20);
     Ok(())
 }

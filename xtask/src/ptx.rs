@@ -68,7 +68,7 @@ fn report(built: &Built, ptxas: &Ptxas, filter: &str) -> Result<()> {
     for ptx in &built.ptx {
         print!("  {:>20}", ptx.arch.name());
     }
-    println!("\n{:width$}{}", "", "  regs shared local sp.".repeat(built.ptx.len()).replace("  regs", "  regs"));
+    println!("\n{:width$}{}", "", "  regs shared local sp.".repeat(built.ptx.len()));
     let mut offenders = Vec::new();
     for (entry, targets) in &rows {
         print!("{entry:width$}");

@@ -48,6 +48,24 @@ pub mod warp;
 mod word;
 
 pub use bytemuck::{Pod, Zeroable};
+/// What is refused, at compile time:
+///
+/// ```compile_fail
+/// #[cuda_std::kernel] // a reference
+/// unsafe fn refused(x: &'static f32) {}
+/// ```
+/// ```compile_fail
+/// #[cuda_std::kernel] // not an unsafe function
+/// fn refused(x: *const f32) {}
+/// ```
+/// ```compile_fail
+/// #[cuda_std::kernel] // a result
+/// unsafe fn refused(x: *const f32) -> f32 { 0.0 }
+/// ```
+/// ```
+/// #[cuda_std::kernel]
+/// unsafe fn accepted(x: *const f32) {}
+/// ```
 pub use cuda_std_macros::kernel;
 pub use vector::{F32x2, F32x4, I32x2, I32x4, U32x2, U32x4};
 pub use word::Word;

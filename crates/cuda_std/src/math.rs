@@ -116,6 +116,18 @@ functions! {
     tanh_approx(x) = tanh;
 }
 
+/// `(a / b, a % b)`. Rust's own operators keep a branch to the code that reports a division by zero; kernels are to be
+/// without, and their launchers check divisors.
+///
+/// # Safety
+/// `b` is not zero. A debug build for the host checks it.
+#[inline(always)]
+pub unsafe fn div_rem(a: u32, b: u32) -> (u32, u32) {
+    // SAFETY: the caller's.
+    unsafe { core::hint::assert_unchecked(b != 0) };
+    (a / b, a % b)
+}
+
 /// The nearest integer as `i32`, ties to even; saturates, and NaN is 0.
 #[inline(always)]
 #[must_use]
@@ -169,8 +181,8 @@ pub fn log(x: f32) -> f32 {
     let tiny = x < f32::MIN_POSITIVE;
     let scaled = if tiny { x * 8_388_608.0 } else { x };
     let bits = scaled.to_bits().cast_signed();
-    let e = (bits - SQRT_HALF_BITS) >> 23;
-    let m = f32::from_bits((bits - (e << 23)).cast_unsigned()) - 1.0;
+    let e = bits.wrapping_sub(SQRT_HALF_BITS) >> 23; // of a negative x it is nonsense, which is replaced below
+    let m = f32::from_bits(bits.wrapping_sub(e << 23).cast_unsigned()) - 1.0;
     let e = (if tiny { e - 23 } else { e }) as f32;
     let z = m * m;
     let mut p = 7.037_684e-2;
@@ -237,7 +249,7 @@ pub fn sin_cos(x: f32) -> (f32, f32) {
     let quadrant = n as i32;
     let (sin, cos) = if quadrant & 1 == 0 { (sin, cos) } else { (cos, sin) };
     let sin = if quadrant & 2 == 0 { sin } else { -sin };
-    let cos = if (quadrant + 1) & 2 == 0 { cos } else { -cos };
+    let cos = if quadrant.wrapping_add(1) & 2 == 0 { cos } else { -cos };
     (sin, cos)
 }
 
@@ -317,7 +329,9 @@ mod tests {
         assert_eq!(log(0.0), f32::NEG_INFINITY);
         assert_eq!(log(1.0), 0.0);
         assert_eq!(log(f32::INFINITY), f32::INFINITY);
-        assert!(log(-1.0).is_nan() && log(f32::NAN).is_nan());
+        assert!(log(-1.0).is_nan() && log(-1e30).is_nan() && log(f32::NAN).is_nan());
+        let past_the_promise = std::panic::catch_unwind(|| sin_cos(-1e30));
+        assert!(past_the_promise.is_ok(), "any value, but no overflow");
         let subnormal = 1e-42f32;
         assert!((f64::from(log(subnormal)) - f64::from(subnormal).ln()).abs() < 1e-5);
         assert_eq!(softplus(1e4), 1e4);

@@ -4,11 +4,22 @@
 //! handle holds a 32-bit shared address, and its accessors are `ld.shared` and `st.shared`. A kernel lays
 //! its arrays out itself, by byte offsets that the launcher's `shared_bytes` has to cover:
 //!
-//! ```ignore
-//! let scratch = dynamic::<f32>(0);       // 32 warps' words
-//! let tile = dynamic::<F32x4>(32 * 4);   // 16-byte elements: one instruction each
-//! tile.set(i, v);
-//! block::sync_threads();                 // the tile is whole before it is read
+//! ```
+//! # use cuda_std::prelude::*;
+//! # #[kernel]
+//! # unsafe fn staged(x: *const F32x4) {
+//! let lane = thread::thread_idx_x();
+//! let sums = dynamic::<f32>(0);         // 32 words, one a warp
+//! let tile = dynamic::<F32x4>(32 * 4);  // behind them, 16-byte elements: one instruction each
+//! tile.set(lane, ld(x.add(lane as usize)));
+//! block::sync_threads();                // the tile is whole before it is read
+//! let total = block::reduce_sum(sums, tile.get(lane ^ 1).x);
+//! # let _ = total;
+//! # }
+//! # let device = cuda_std::emu::Device::new();
+//! # let x = device.zeroed::<F32x4>(64);
+//! # let launch = cuda_std::launch::Launch::linear(1, 64).shared(32 * 4 + 64 * 16);
+//! # device.launch(staged, launch, (x.as_ptr(),)).unwrap();
 //! ```
 //!
 //! rust-cuda's `shared_array!` and `dynamic_shared_mem` return generic pointers, so here the APIs part.

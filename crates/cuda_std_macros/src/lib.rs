@@ -7,7 +7,7 @@ use syn::{ItemFn, parse_macro_input};
 
 /// Marks an `unsafe fn` as a GPU entry point.
 ///
-/// ```ignore
+/// ```text
 /// /// `y[i] = a·x[i] + y[i]`. Grid: one lane an element.
 /// #[kernel(max_threads = 256, min_blocks = 4)]
 /// pub unsafe fn axpy(a: f32, x: *const f32, y: *mut f32, n: u32) { … }

@@ -119,7 +119,8 @@ unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
     let (row, first_head, split) = (thread::block_idx_x(), thread::block_idx_y() * HEADS as u32, thread::block_idx_z());
     let n_split = thread::grid_dim_z();
     let (group, lane) = (thread::thread_idx_x() / LANES, thread::thread_idx_x() % LANES);
-    let head_kv = first_head / (p.n_head / p.n_head_kv);
+    // SAFETY: the launcher checks that `n_head` is a multiple of `n_head_kv`, and neither is zero.
+    let head_kv = unsafe { math::div_rem(first_head, math::div_rem(p.n_head, p.n_head_kv).0).0 };
     let kv_dim = p.n_head_kv as usize * head_dim as usize;
     let offset = head_kv as usize * head_dim as usize + (lane * LANE_ELEMS) as usize;
 
@@ -287,9 +288,9 @@ pub unsafe fn attention_merge(
     head_dim: u32, n_split: u32,
 ) {
     let head = thread::block_idx_x();
-    // SAFETY: head, split and element are below their counts; this lane alone writes its elements.
+    // SAFETY: head, split and element are below their counts, so none is zero; this lane alone writes its elements.
     unsafe {
-        let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add((head % n_head) as usize)) };
+        let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(math::div_rem(head, n_head).1 as usize)) };
         let first = head as usize * n_split as usize;
         let mut i = thread::thread_idx_x();
         while i < head_dim {

@@ -42,7 +42,10 @@ pub unsafe fn add_bias(x: *mut f32, bias: *const f32, cols: u32, n: u32) {
     let i = thread::index_1d();
     if i < n {
         // SAFETY: `i < n` and `i % cols < cols`; this lane alone touches element `i`.
-        unsafe { st(x.add(i as usize), ld(x.add(i as usize)) + ld(bias.add((i % cols) as usize))) }
+        unsafe {
+            let (_, col) = math::div_rem(i, cols);
+            st(x.add(i as usize), ld(x.add(i as usize)) + ld(bias.add(col as usize)));
+        }
     }
 }
 
@@ -69,7 +72,8 @@ pub unsafe fn sigmoid_scale_acc(x: *mut f32, y: *const f32, gate: *const f32, co
     if i < n {
         // SAFETY: `i < n`, so the row is below `rows`; this lane alone touches element `i`.
         unsafe {
-            let scale = math::sigmoid(ld(gate.add((i / cols) as usize)));
+            let (row, _) = math::div_rem(i, cols);
+            let scale = math::sigmoid(ld(gate.add(row as usize)));
             st(x.add(i as usize), math::fma(scale, ld(y.add(i as usize)), ld(x.add(i as usize))));
         }
     }
@@ -85,10 +89,10 @@ pub unsafe fn sigmoid_scale_acc(x: *mut f32, y: *const f32, gate: *const f32, co
 pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: u32, n: u32) {
     let i = thread::index_1d();
     if i < n {
-        let head = (i / head_dim) as usize;
-        let from = i as usize + head * head_dim as usize;
-        // SAFETY: `i < n`; `from + head_dim < 2n`; this lane alone writes element `i`.
+        // SAFETY: `i < n`, so neither is `head_dim` zero; `from + head_dim < 2n`; this lane alone writes element `i`.
         unsafe {
+            let (head, _) = math::div_rem(i, head_dim);
+            let from = i as usize + head as usize * head_dim as usize;
             st(q.add(i as usize), ld(qg.add(from)));
             st(gate.add(i as usize), ld(qg.add(from + head_dim as usize)));
         }
@@ -105,8 +109,9 @@ pub unsafe fn gather_rows(x: *const f32, rows: *const u32, out: *mut f32, cols: 
     if i < n {
         // SAFETY: `i < n`, and `rows` names rows of `x`; this lane alone writes element `i`.
         unsafe {
-            let row = ld(rows.add((i / cols) as usize)) as usize;
-            st(out.add(i as usize), ld(x.add(row * cols as usize + (i % cols) as usize)));
+            let (to, col) = math::div_rem(i, cols);
+            let row = ld(rows.add(to as usize)) as usize;
+            st(out.add(i as usize), ld(x.add(row * cols as usize + col as usize)));
         }
     }
 }

@@ -6,164 +6,21 @@
 //! One body serves every type ([`Format`]) and both kinds of activations: f32, and 8-bit integers from
 //! `quantize_q8`, whose products with integer weights are `dp4a`. A group of lanes — a warp, or less
 //! where rows are short — walks along a row (or several neighbouring ones, which share the activations),
-//! 16 bytes a lane and load. All loads of a step are issued before the first is used: a lane has at
-//! least four 16-byte loads in flight. Lanes past a row's end repeat its last chunk with zeros for `x`:
+//! 16 bytes a lane and load. All loads of a step are issued before the first is used: with quantised
+//! activations a lane has at least four chunks in flight. Lanes past a row's end repeat its last chunk with zeros for `x`:
 //! a branch there would part the loads from each other.
 //!
 //! The first weights are loaded ahead of the wait for the grid that makes `x` (programmatic dependent
 //! launch), unless which expert is wanted depends on that grid.
 
+mod operand;
+
 use cuda_std::{pdl, prelude::*};
 
-use super::format::{self, Format, FormatQ8, Q8Run, Row};
+use self::operand::{Operand, Plain, Quantized};
+use super::format::{self, Format, Row};
 use crate::blocks::GgmlType;
-use crate::params::{Activations, MATVEC_ACCUMULATE, MATVEC_SHARED_X, MatvecParams, MatvecShape, Q8_BLOCK, Q8_SUM};
-
-/// Activations as a kernel reads them.
-trait Operand<F: Format>: Copy {
-    /// Those of row `row`, where rows are `stride` elements apart.
-    ///
-    /// # Safety
-    /// There is such a row.
-    unsafe fn row(self, row: u32, stride: u32) -> Self;
-
-    /// `sums[r] += Σ w[r]·x` over a chunk of `R` rows whose first run starts at element `start`; with
-    /// zeros for `x` unless `live`.
-    ///
-    /// # Safety
-    /// The activations have the chunk's elements.
-    unsafe fn accumulate<const R: usize>(
-        self,
-        start: u32,
-        phase: u32,
-        live: bool,
-        raw: &[F::Raw; R],
-        sums: &mut [f32; R],
-    );
-}
-
-/// `x: [rows, cols]` in f32.
-#[derive(Clone, Copy)]
-struct Plain {
-    x: *const f32,
-}
-
-impl Plain {
-    /// Adds quad `I` of the chunk, if the format's chunk has so many.
-    ///
-    /// # Safety
-    /// As [`Operand::accumulate`].
-    #[inline(always)]
-    unsafe fn quad<F: Format, const R: usize, const I: u32>(
-        self,
-        (start, phase, live): (u32, u32, bool),
-        raw: &[F::Raw; R],
-        sums: &mut [f32; R],
-    ) {
-        if 4 * I < F::CHUNK_ELEMS {
-            // SAFETY: the caller's promise; rows and runs are multiples of four elements.
-            let x: F32x4 = unsafe { ld(self.x.add((start + F::quad_offset(I)) as usize).cast()) };
-            let x = x.to_array().map(|x| zero_unless(live, x));
-            for r in 0..R {
-                let w = F::quad::<I>(&raw[r], phase);
-                let sum = math::fma(w[1], x[1], math::fma(w[0], x[0], sums[r]));
-                sums[r] = math::fma(w[3], x[3], math::fma(w[2], x[2], sum));
-            }
-        }
-    }
-}
-
-impl<F: Format> Operand<F> for Plain {
-    #[inline(always)]
-    unsafe fn row(self, row: u32, stride: u32) -> Self {
-        // SAFETY: the caller's promise.
-        Self { x: unsafe { self.x.add(row as usize * stride as usize) } }
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<const R: usize>(
-        self,
-        start: u32,
-        phase: u32,
-        live: bool,
-        raw: &[F::Raw; R],
-        sums: &mut [f32; R],
-    ) {
-        let at = (start, phase, live);
-        let mut part = [0.0; R];
-        // SAFETY: the caller's promise. Written out: a lane's arrays have to stay in registers.
-        unsafe {
-            self.quad::<F, R, 0>(at, raw, &mut part);
-            self.quad::<F, R, 1>(at, raw, &mut part);
-            self.quad::<F, R, 2>(at, raw, &mut part);
-            self.quad::<F, R, 3>(at, raw, &mut part);
-            self.quad::<F, R, 4>(at, raw, &mut part);
-            self.quad::<F, R, 5>(at, raw, &mut part);
-            self.quad::<F, R, 6>(at, raw, &mut part);
-            self.quad::<F, R, 7>(at, raw, &mut part);
-        }
-        for r in 0..R {
-            sums[r] += part[r];
-        }
-    }
-}
-
-/// `x: [rows, cols]` quantised: `qs` integers, `d` a scale for 32, `s` a sum for 16.
-#[derive(Clone, Copy)]
-struct Quantized {
-    qs: *const i8,
-    d: *const f32,
-    s: *const f32,
-}
-
-impl Quantized {
-    /// The sixteen activations from element `start` on; zeros unless `live`.
-    ///
-    /// # Safety
-    /// The row has them.
-    #[inline(always)]
-    unsafe fn run(self, start: u32, live: bool) -> Q8Run {
-        // SAFETY: the caller's promise; runs start at multiples of 16.
-        unsafe {
-            let qs: U32x4 = ld(self.qs.add(start as usize).cast());
-            let d = ld(self.d.add((start / Q8_BLOCK) as usize));
-            let s = ld(self.s.add((start / Q8_SUM) as usize));
-            Q8Run { qs: qs.to_array(), d: zero_unless(live, d), s: zero_unless(live, s) }
-        }
-    }
-}
-
-impl<F: FormatQ8> Operand<F> for Quantized {
-    #[inline(always)]
-    unsafe fn row(self, row: u32, stride: u32) -> Self {
-        let at = |elems: u32| row as usize * (stride / elems) as usize;
-        // SAFETY: the caller's promise.
-        unsafe { Self { qs: self.qs.add(at(1)), d: self.d.add(at(Q8_BLOCK)), s: self.s.add(at(Q8_SUM)) } }
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<const R: usize>(
-        self,
-        start: u32,
-        phase: u32,
-        live: bool,
-        raw: &[F::Raw; R],
-        sums: &mut [f32; R],
-    ) {
-        // SAFETY: the caller's promise; where there is one run, the second is the first.
-        let x = unsafe { [self.run(start, live), self.run(start + F::RUN_DISTANCE, live)] };
-        for r in 0..R {
-            sums[r] += F::dot_q8(&raw[r], &x, phase);
-        }
-    }
-}
-
-/// A lane past the row's end must add nothing. Its weights are those of the row's last chunk, so a NaN
-/// among them is the row's own.
-#[inline(always)]
-fn zero_unless(live: bool, x: f32) -> f32 {
-    core::hint::select_unpredictable(live, x, 0.0)
-}
+use crate::params::{Activations, MATVEC_ACCUMULATE, MATVEC_SHARED_X, MatvecParams, MatvecShape};
 
 /// The chunks that a lane takes next of its `R` rows: `S` of each, `lanes` apart.
 ///
@@ -227,14 +84,20 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const
     let mut sums = [[0.0; R]; T];
     let mut done = 0;
     loop {
-        for s in 0..S {
+        // Loads first, for all of the step: left to itself the assembler mixes them with arithmetic.
+        let chunks: [[X::Chunk; T]; S] = core::array::from_fn(|s| {
             // `lanes` is a multiple of a block's chunks, so a step moves every lane by whole blocks.
             let ahead = done + ((s as u32) << p.lanes_log2);
             let live = lane + ahead < p.chunks;
             let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
-            for t in 0..T {
-                // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
-                unsafe { x[t].accumulate(at, phase, live, &raw[s], &mut sums[t]) };
+            // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+            core::array::from_fn(|t| unsafe { x[t].load(at, live) })
+        });
+        for (raw, chunks) in raw.iter().zip(&chunks) {
+            for (sums, x) in sums.iter_mut().zip(chunks) {
+                for (sum, raw) in sums.iter_mut().zip(raw) {
+                    *sum += X::dot(raw, x, phase);
+                }
             }
         }
         done += (S as u32) << p.lanes_log2;
@@ -327,7 +190,7 @@ unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, 
 /// The entry points of a type: `$plain` with f32 activations, `$q8` with quantised ones, `$q8x4` with
 /// four rows of quantised ones at a time.
 macro_rules! entries {
-    ($($ty:ident: $plain:ident $($q8:ident $q8x4:ident)?;)+) => {$(
+    ($($ty:ident: $plain:ident[$plain_blocks:tt] $($q8:ident[$q8_blocks:tt] $q8x4:ident[$q8x4_blocks:tt])?;)+) => {$(
         #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and f32 activations.")]
         ///
         /// `w: [n_expert, rows, cols]` planar; `x: [tokens or routes, x_stride]`; `y: [routes, y_stride]`;
@@ -343,7 +206,7 @@ macro_rules! entries {
         /// - `ids` and `bias` are null or of the shape above; `p.routes` ≥ 1 and `p.n_used` are the grid's;
         ///   `p.lanes_log2` is [`MatvecShape::lanes_log2`] of the type and `p.chunks`.
         /// - The grid before in the stream is the only one still running (programmatic dependent launch).
-        #[kernel(max_threads = 128)]
+        #[kernel(max_threads = 128, min_blocks = $plain_blocks)]
         pub unsafe fn $plain(w: *const u8, x: *const f32, y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams) {
             const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Plain);
             matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
@@ -358,7 +221,7 @@ macro_rules! entries {
         ///
         /// # Safety
         #[doc = concat!("As [`", stringify!($plain), "`]; `qs` is 16-byte aligned and `x_stride` a multiple of 32.")]
-        #[kernel(max_threads = 128)]
+        #[kernel(max_threads = 128, min_blocks = $q8_blocks)]
         pub unsafe fn $q8(
             w: *const u8, qs: *const i8, d: *const f32, s: *const f32,
             y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
@@ -374,7 +237,7 @@ macro_rules! entries {
         ///
         /// # Safety
         #[doc = concat!("As [`", stringify!($q8), "`], with one route a token.")]
-        #[kernel(max_threads = 128)]
+        #[kernel(max_threads = 128, min_blocks = $q8x4_blocks)]
         pub unsafe fn $q8x4(
             w: *const u8, qs: *const i8, d: *const f32, s: *const f32,
             y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams,
@@ -387,17 +250,20 @@ macro_rules! entries {
     )+};
 }
 
+// In brackets, the blocks that are to fit on a multiprocessor, which is to say the registers that a lane
+// may have: 512 divided by them. Without the bound the assembler saves registers at the cost of order, and
+// starts arithmetic before the step's last loads; with these, all loads come first (sm_90, ptxas 13.0).
 entries! {
-    Q4K: matvec_q4_k matvec_q4_k_q8 matvec_q4_k_q8x4;
-    Q5K: matvec_q5_k matvec_q5_k_q8 matvec_q5_k_q8x4;
-    Q6K: matvec_q6_k matvec_q6_k_q8 matvec_q6_k_q8x4;
-    Q8_0: matvec_q8_0 matvec_q8_0_q8 matvec_q8_0_q8x4;
-    Q4_0: matvec_q4_0 matvec_q4_0_q8 matvec_q4_0_q8x4;
-    Q4_1: matvec_q4_1 matvec_q4_1_q8 matvec_q4_1_q8x4;
-    Q5_0: matvec_q5_0 matvec_q5_0_q8 matvec_q5_0_q8x4;
-    Q5_1: matvec_q5_1 matvec_q5_1_q8 matvec_q5_1_q8x4;
-    Mxfp4: matvec_mxfp4 matvec_mxfp4_q8 matvec_mxfp4_q8x4;
-    F16: matvec_f16;
-    Bf16: matvec_bf16;
-    F32: matvec_f32;
+    Q4K: matvec_q4_k[6] matvec_q4_k_q8[4] matvec_q4_k_q8x4[4];
+    Q5K: matvec_q5_k[6] matvec_q5_k_q8[4] matvec_q5_k_q8x4[4];
+    Q6K: matvec_q6_k[6] matvec_q6_k_q8[4] matvec_q6_k_q8x4[4];
+    Q8_0: matvec_q8_0[5] matvec_q8_0_q8[8] matvec_q8_0_q8x4[4];
+    Q4_0: matvec_q4_0[6] matvec_q4_0_q8[6] matvec_q4_0_q8x4[4];
+    Q4_1: matvec_q4_1[6] matvec_q4_1_q8[6] matvec_q4_1_q8x4[4];
+    Q5_0: matvec_q5_0[6] matvec_q5_0_q8[5] matvec_q5_0_q8x4[4];
+    Q5_1: matvec_q5_1[6] matvec_q5_1_q8[5] matvec_q5_1_q8x4[4];
+    Mxfp4: matvec_mxfp4[6] matvec_mxfp4_q8[6] matvec_mxfp4_q8x4[4];
+    F16: matvec_f16[6];
+    Bf16: matvec_bf16[6];
+    F32: matvec_f32[8];
 }

@@ -5,6 +5,7 @@
 
 pub mod argmax;
 pub mod attention;
+pub mod conformance;
 pub mod elementwise;
 pub mod embedding;
 pub mod format;

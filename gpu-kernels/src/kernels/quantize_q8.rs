@@ -55,10 +55,10 @@ pub unsafe fn quantize_q8(x: *const f32, qs: *mut i8, d: *mut f32, s: *mut f32, 
     if live {
         let cols = p.cols as usize;
         st(qs.add(row * cols + at).cast(), int8::pack_i8x4(q));
-        if column % Q8_BLOCK == 0 {
+        if column.is_multiple_of(Q8_BLOCK) {
             st(d.add(row * (cols / Q8_BLOCK as usize) + at / Q8_BLOCK as usize), scale);
         }
-        if column % Q8_SUM == 0 {
+        if column.is_multiple_of(Q8_SUM) {
             st(s.add(row * (cols / Q8_SUM as usize) + at / Q8_SUM as usize), scale * sum as f32);
         }
     }

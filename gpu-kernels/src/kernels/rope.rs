@@ -44,7 +44,8 @@ pub unsafe fn rope(x: *mut f32, pos: *const u32, turns: *const u64, p: RopeParam
     if i >= p.n_head * n_pair {
         return;
     }
-    let (head, pair) = (i / n_pair, i % n_pair);
+    // SAFETY: `i < n_head · n_pair`, so there are pairs.
+    let (head, pair) = unsafe { math::div_rem(i, n_pair) };
     let row = thread::block_idx_y();
     let (first, second) = if p.adjacent != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_pair) };
     // SAFETY: the head and both dimensions are below their counts; this lane alone touches the pair.

@@ -58,7 +58,8 @@ unsafe fn ssm_delta_net<V: StateVector<E>, const E: usize>(
     let span = thread::block_idx_y() as usize;
     let lane = warp::lane_id() as usize;
     let (n_head_k, n_head_v) = (p.n_head_k as usize, p.n_head_v as usize);
-    let head_k = head % n_head_k;
+    // SAFETY: the launcher checks that there are key heads.
+    let head_k = unsafe { math::div_rem(head as u32, p.n_head_k).1 } as usize;
     let conv_dim = (2 * n_head_k + n_head_v) * d;
 
     // SAFETY: head, rows, span and slot are within the caller's extents; this warp alone touches its rows

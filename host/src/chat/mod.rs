@@ -2,11 +2,11 @@
 //! GGUF file or one from the user.
 //!
 //! Templates are written for Jinja2 as Hugging Face transformers sets it up: block trimming, Python's
-//! string methods, `raise_exception`, `strftime_now`, Python's JSON. [`python`] brings `minijinja`
+//! string methods, `raise_exception`, `strftime_now`, Python's JSON. `python` brings `minijinja`
 //! close to that. A template that does not parse is an error when it is loaded, and is never
 //! replaced by another format.
 //!
-//! What people typed stays text: see [`taint`].
+//! What people typed stays text: see `taint`.
 
 mod error;
 mod json;
@@ -159,8 +159,6 @@ impl Template {
         let vars = Json::Object(chat.vars.cloned().unwrap_or_default());
         let aliases = self.taint.aliases([&messages, &tools, &vars], &self.source)?;
 
-        // Characters hidden one and all is the safe way, and markers hidden alone is the way that a
-        // template notices least: it may look for its own tags in what people typed.
         let hidden = |hide| {
             let context = self.context(chat, [&messages, &tools, &vars], |text, kind| aliases.hide(text, kind, hide));
             self.run(context)
@@ -170,16 +168,11 @@ impl Template {
             return Ok(Prompt { pieces: aliases.reveal(&lightly) });
         }
         let fully = hidden(Hide::All)?;
-        let (light, full) = (aliases.reveal(&lightly), aliases.reveal(&fully));
-        let same_text =
-            light.iter().flat_map(|(text, _)| text.chars()).eq(full.iter().flat_map(|(text, _)| text.chars()));
-        if same_text || !self.taint.same_markers(&lightly, &fully) {
-            if !same_text {
-                tracing::warn!("the chat template's markers depend on what messages say; messages are kept opaque");
-            }
-            return Ok(Prompt { pieces: full });
+        if self.taint.same_markers(&lightly, &fully) {
+            return Ok(Prompt { pieces: aliases.reveal(&lightly) });
         }
-        Ok(Prompt { pieces: light })
+        tracing::warn!("the chat template makes control tokens of what messages say; messages are kept opaque to it");
+        Ok(Prompt { pieces: aliases.reveal(&fully) })
     }
 
     /// The template's variables.

@@ -4,13 +4,13 @@
 
 use std::sync::LazyLock;
 
-use fancy_regex::Regex;
 use jiff::ZonedDateTime;
 use jiff::fmt::strtime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use regex::{Captures, Regex};
 use serde_json::Value as Json;
 
 use super::error::Raised;
@@ -46,7 +46,7 @@ pub(super) fn environment() -> Environment<'static> {
 pub(super) fn adapt(source: &str) -> String {
     static TAG: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a valid pattern"));
-    let replace = |tag: &fancy_regex::Captures<'_, str>| {
+    let replace = |tag: &Captures<'_>| {
         let group = |i| tag.get(i).map_or("", |group| group.as_str());
         let keyword = if group(2).is_empty() { "if true" } else { "endif" };
         format!("{{%{} {keyword} {}%}}", group(1), group(3))

@@ -2,16 +2,17 @@
 //!
 //! A template pastes messages between its control tokens and may strip, split and search them first,
 //! so quotes around a message would not survive. Instead characters are exchanged one for one before
-//! rendering: each character that occurs in the text of some control token gets an alias, a
-//! private-use character that occurs nowhere else. In the rendered prompt an alias is untrusted text
-//! for certain, whatever the template did to it, and no control token can be made of aliases, nor of
-//! aliases and template text. Afterwards aliases turn back, and their runs become segments in which
-//! special tokens are not matched.
+//! rendering: a character that occurs in the text of some control token gets an alias, a private-use
+//! character that occurs nowhere else. In the rendered prompt an alias is untrusted text for certain,
+//! whatever the template did to it, and no control token can be made of aliases, nor of aliases and
+//! template text. Afterwards aliases turn back, and their runs become segments in which control
+//! tokens are not matched.
 //!
-//! The price is that a template no longer finds its own tags (`</think>`) in a message. So a second
-//! rendering exchanges characters only inside whole control texts. It is used if both renderings have
-//! the same sequence of control tokens: then none of them came from a message, and its text is what
-//! the template meant.
+//! It is done twice. Exchanging every such character is the safe way, but the template no longer
+//! finds its own tags (`</think>`) in a message, nor does the tokenizer find tokens that anyone may
+//! write. Exchanging only whole control texts keeps both, but a template that cuts and joins could
+//! still make a control token of what is left. So the second rendering is used if both have the same
+//! sequence of control tokens, which then are the template's own, and the first one otherwise.
 //!
 //! Whitespace is never exchanged, so that trimming works, nor are `"` and `\`, so that JSON does.
 //! Object keys, roles, types and what tool definitions say are left alone if they are plain names, because

@@ -1,8 +1,8 @@
 //! Text to token ids and back, as the model's GGUF metadata says.
 //!
 //! Byte-level BPE (`tokenizer.ggml.model` = `gpt2`) runs the merges of the `tokenizers` crate over
-//! the words that the model's own pre-tokeniser makes ([`pretokenize`]). SentencePiece models
-//! (`llama`) merge by score, which that crate cannot express; [`spm`] does it. Both give the ids of
+//! the words that the model's own pre-tokeniser makes (`pretokenize`). SentencePiece models
+//! (`llama`) merge by score, which that crate cannot express; `spm` does it. Both give the ids of
 //! llama.cpp. Text is taken as it is: no NFC or other normalisation, as in llama.cpp, while Hugging
 //! Face's Qwen tokenizers apply NFC first (`e` + U+0301 is one id there and two here).
 //!

@@ -92,6 +92,9 @@ fn columns(ty: GgmlType) -> Vec<u32> {
     }
 }
 
+/// A block in hexadecimal, and what some of its elements are; the others are 0.
+type Case<'a> = (GgmlType, String, &'a [(usize, f32)]);
+
 devices! {
     fn matvec_of_golden_blocks(device) {
         for (ty, file, values) in golden() {
@@ -200,7 +203,7 @@ devices! {
         let zeros = |n: usize| "00".repeat(n);
         let scales = "01010101 00000000 01010101";
         let q4_k = |qs: String| format!("003c 0000 {scales} {qs}");
-        let cases: &[(GgmlType, String, &[(usize, f32)])] = &[
+        let cases: &[Case<'_>] = &[
             (GgmlType::Mxfp4, format!("7f 21 9f {}", zeros(14)), &[(0, 0.5), (1, -6.0), (16, 1.0), (17, -0.5)]),
             (GgmlType::Mxfp4, format!("80 21 9f {}", zeros(14)), &[(0, 1.0), (1, -12.0), (16, 2.0), (17, -1.0)]),
             // The smallest scale: subnormal values, which must not be flushed.
@@ -231,7 +234,7 @@ devices! {
                     assert!((got[i] - want).abs() <= bound, "{ty} {form:?} {hex}: v{i} = {}, not {want}", got[i]);
                 }
                 if *ty != GgmlType::Q6K {
-                    let rest = got.iter().enumerate().filter(|(i, v)| !named.contains(i) && **v != 0.0).next();
+                    let rest = got.iter().enumerate().find(|(i, v)| !named.contains(i) && **v != 0.0);
                     assert_eq!(rest, None, "{ty} {form:?} {hex}");
                 }
             }

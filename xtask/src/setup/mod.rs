@@ -33,10 +33,13 @@ const NVCC: pip::Package =
 pub(crate) const SMOLLM2_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const VOCABULARIES: [&str; 5] = ["gpt-2", "llama-bpe", "llama-spm", "qwen2", "qwen35"];
 
+/// Does what is missing, and says where the thing is.
+type Step = fn() -> Result<String>;
+
 /// Runs every step; one that fails does not keep the others from running.
 pub(crate) fn run() -> Result<()> {
     println!("setup: files go to {}", workspace::cache().display());
-    let steps: [(&str, fn() -> Result<String>); 4] = [
+    let steps: [(&str, Step); 4] = [
         ("kernel toolchain", toolchain::ensure),
         ("ptxas", ptxas),
         ("SmolLM2", || smollm2().map(|()| workspace::cache().join(SMOLLM2_FILE).display().to_string())),

@@ -108,7 +108,8 @@ pub enum What {
     },
     /// Two lanes at one byte of shared memory, at least one of them writing, and no barrier between.
     #[error(
-        "race in shared memory at offset {offset:#x}: {access} here, {other_access} by thread {other} (counted in the block), and no barrier between"
+        "race in shared memory at offset {offset:#x}: {access} here, {other_access} by thread {other} \
+         (counted in the block), and no barrier between"
     )]
     Race {
         /// Offset of the byte.

@@ -197,3 +197,90 @@ fn written_by(stamp: &Stamp) -> Access {
 fn race(offset: usize, access: Access, other: &Stamp, other_access: Access) -> What {
     What::Race { offset, access, other_access, other: u32::from(other.lane) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(lane: u32) -> Actor {
+        Actor { lane, warp_epoch: 0 }
+    }
+
+    /// Memory of one word, which lane 0 has written before a barrier.
+    fn written() -> SharedMemory {
+        let mut memory = SharedMemory::new(4);
+        memory.begin_block();
+        memory.store(lane(0), BASE, 7u32).expect("nobody else is there");
+        memory.barrier();
+        memory
+    }
+
+    fn races<T>(result: Result<T, What>) -> bool {
+        matches!(result, Err(What::Race { .. }))
+    }
+
+    #[test]
+    fn any_number_of_lanes_may_read() {
+        let mut memory = written();
+        for reader in [0, 1, 2, 33, 1, 1000] {
+            assert_eq!(memory.load(lane(reader), BASE), Ok(7u32));
+        }
+    }
+
+    #[test]
+    fn a_write_races_with_every_earlier_reader_but_itself() {
+        for readers in [&[5][..], &[5, 6], &[6, 5], &[5, 40], &[40, 5], &[5, 40, 5]] {
+            let mut memory = written();
+            for &reader in readers {
+                assert_eq!(memory.load(lane(reader), BASE), Ok(7u32));
+            }
+            let alone = readers == [5];
+            assert_eq!(races(memory.store(lane(5), BASE, 8u32)), !alone, "readers {readers:?}");
+            let mut memory = written();
+            for &reader in readers {
+                assert_eq!(memory.load(lane(reader), BASE), Ok(7u32));
+            }
+            memory.barrier();
+            assert_eq!(memory.store(lane(5), BASE, 8u32), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_warps_sync_orders_that_warp() {
+        let mut memory = written();
+        let after_sync = |lane| Actor { lane, warp_epoch: 1 };
+        assert_eq!(memory.load(lane(3), BASE), Ok(7u32));
+        assert_eq!(memory.store(after_sync(4), BASE, 8u32), Ok(()), "same warp, later");
+        assert!(races(memory.load::<u32>(after_sync(40), BASE)), "another warp");
+        assert!(races(memory.load::<u32>(after_sync(5), BASE)), "no second sync");
+        assert_eq!(memory.load(Actor { lane: 5, warp_epoch: 2 }, BASE), Ok(8u32));
+    }
+
+    #[test]
+    fn atomics_race_with_plain_accesses_only() {
+        let mut memory = written();
+        assert_eq!(memory.atomic(lane(1), BASE, |v| v + 1), Ok(7));
+        assert_eq!(memory.atomic(lane(40), BASE, |v| v + 1), Ok(8));
+        assert!(races(memory.load::<u32>(lane(40), BASE)), "lane 1 has added in the same epoch");
+        memory.barrier();
+        assert_eq!(memory.load(lane(40), BASE), Ok(9u32));
+        assert!(races(memory.atomic(lane(1), BASE, |v| v)), "lane 40 has read");
+    }
+
+    #[test]
+    fn neighbouring_bytes_do_not_race() {
+        let mut memory = written();
+        for byte in 0..4 {
+            assert_eq!(memory.store(lane(byte), BASE + byte, byte as u8), Ok(()));
+        }
+        memory.barrier();
+        assert_eq!(memory.load(lane(9), BASE), Ok(0x0302_0100u32));
+    }
+
+    #[test]
+    fn another_block_finds_nothing_written() {
+        let mut memory = written();
+        memory.begin_block();
+        assert_eq!(memory.load::<u32>(lane(0), BASE), Err(What::Uninitialised { space: Space::Shared, address: 0 }));
+    }
+}

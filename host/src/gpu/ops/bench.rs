@@ -147,10 +147,16 @@ impl<'d, D: Device> Bench<'d, D> {
         let shape = format!("{rows} x {cols}");
         let op = Matvec::new(w, self.y.slice(), 1);
         let mut bytes = [0; 2];
-        let us = self.time(|| Ok(bytes[0] = matvec(self.device, &op, self.x.slice(), cols)?))?;
+        let us = self.time(|| {
+            bytes[0] = matvec(self.device, &op, self.x.slice(), cols)?;
+            Ok(())
+        })?;
         let q8_us = if takes_q8(ty) {
             let q8 = self.q8(cols, 1)?;
-            Some(self.time(|| Ok(bytes[1] = matvec_q8(self.device, &op, q8)?))?)
+            Some(self.time(|| {
+                bytes[1] = matvec_q8(self.device, &op, q8)?;
+                Ok(())
+            })?)
         } else {
             None
         };
@@ -219,8 +225,11 @@ impl<'d, D: Device> Bench<'d, D> {
             Ok(())
         })?;
         outcome?;
-        // SAFETY: the chain's buffers are borrowed by it, and outlive the wait at the end of `time`.
-        self.time(|| Ok(unsafe { self.device.replay(&graph)? }))
+        self.time(|| {
+            // SAFETY: the chain's buffers are borrowed by it, and outlive the wait at the end of `time`.
+            unsafe { self.device.replay(&graph)? };
+            Ok(())
+        })
     }
 }
 

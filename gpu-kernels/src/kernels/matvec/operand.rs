@@ -1,0 +1,145 @@
+//! The right-hand side of a matvec: activations in f32, or quantised.
+
+use cuda_std::prelude::*;
+
+use crate::kernels::format::{Format, FormatQ8, Q8Run};
+use crate::params::{Q8_BLOCK, Q8_SUM};
+
+/// Activations as a kernel reads them.
+pub(super) trait Operand<F: Format>: Copy {
+    /// What a lane holds of them for one chunk of weights.
+    type Chunk: Copy;
+
+    /// Those of row `row`, where rows are `stride` elements apart.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn row(self, row: u32, stride: u32) -> Self;
+
+    /// Loads what belongs to a chunk whose first run starts at element `start`; zeros unless `live`.
+    ///
+    /// # Safety
+    /// The activations have the chunk's elements.
+    unsafe fn load(self, start: u32, live: bool) -> Self::Chunk;
+
+    /// `Σ w·x` over a chunk.
+    fn dot(raw: &F::Raw, x: &Self::Chunk, phase: u32) -> f32;
+}
+
+/// `x: [rows, cols]` in f32.
+#[derive(Clone, Copy)]
+pub(super) struct Plain {
+    pub(super) x: *const f32,
+}
+
+/// The most quads that a chunk has: 32 elements.
+const MAX_QUADS: usize = 8;
+
+impl Plain {
+    /// Quad `I` of a chunk; zeros where the format's chunk has fewer.
+    ///
+    /// # Safety
+    /// As [`Operand::load`].
+    #[inline(always)]
+    unsafe fn quad<F: Format>(self, start: u32, live: bool, i: u32) -> [f32; 4] {
+        if 4 * i >= F::CHUNK_ELEMS {
+            return [0.0; 4];
+        }
+        // SAFETY: the caller's promise; rows and runs are multiples of four elements.
+        let x: F32x4 = unsafe { ld(self.x.add((start + F::quad_offset(i)) as usize).cast()) };
+        x.to_array().map(|x| zero_unless(live, x))
+    }
+
+    /// `sum + Σ w·x` over quad `I`, if the format's chunk has so many.
+    #[inline(always)]
+    fn add<F: Format, const I: u32>(sum: f32, raw: &F::Raw, x: &[[f32; 4]; MAX_QUADS], phase: u32) -> f32 {
+        if 4 * I >= F::CHUNK_ELEMS {
+            return sum;
+        }
+        let (w, x) = (F::quad::<I>(raw, phase), x[I as usize]);
+        math::fma(w[3], x[3], math::fma(w[2], x[2], math::fma(w[1], x[1], math::fma(w[0], x[0], sum))))
+    }
+}
+
+impl<F: Format> Operand<F> for Plain {
+    type Chunk = [[f32; 4]; MAX_QUADS];
+
+    #[inline(always)]
+    unsafe fn row(self, row: u32, stride: u32) -> Self {
+        // SAFETY: the caller's promise.
+        Self { x: unsafe { self.x.add(row as usize * stride as usize) } }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
+        // SAFETY: the caller's promise.
+        core::array::from_fn(|i| unsafe { self.quad::<F>(start, live, i as u32) })
+    }
+
+    // Written out: an index that the compiler knows keeps a lane's arrays in registers.
+    #[inline(always)]
+    fn dot(raw: &F::Raw, x: &Self::Chunk, phase: u32) -> f32 {
+        let sum = Self::add::<F, 0>(0.0, raw, x, phase);
+        let sum = Self::add::<F, 1>(sum, raw, x, phase);
+        let sum = Self::add::<F, 2>(sum, raw, x, phase);
+        let sum = Self::add::<F, 3>(sum, raw, x, phase);
+        let sum = Self::add::<F, 4>(sum, raw, x, phase);
+        let sum = Self::add::<F, 5>(sum, raw, x, phase);
+        let sum = Self::add::<F, 6>(sum, raw, x, phase);
+        Self::add::<F, 7>(sum, raw, x, phase)
+    }
+}
+
+/// `x: [rows, cols]` quantised: `qs` integers, `d` a scale for 32, `s` a sum for 16.
+#[derive(Clone, Copy)]
+pub(super) struct Quantized {
+    pub(super) qs: *const i8,
+    pub(super) d: *const f32,
+    pub(super) s: *const f32,
+}
+
+impl Quantized {
+    /// The sixteen activations from element `start` on; zeros unless `live`.
+    ///
+    /// # Safety
+    /// The row has them.
+    #[inline(always)]
+    unsafe fn run(self, start: u32, live: bool) -> Q8Run {
+        // SAFETY: the caller's promise; runs start at multiples of 16.
+        unsafe {
+            let qs: U32x4 = ld(self.qs.add(start as usize).cast());
+            let d = ld(self.d.add((start / Q8_BLOCK) as usize));
+            let s = ld(self.s.add((start / Q8_SUM) as usize));
+            Q8Run { qs: qs.to_array(), d: zero_unless(live, d), s: zero_unless(live, s) }
+        }
+    }
+}
+
+impl<F: FormatQ8> Operand<F> for Quantized {
+    type Chunk = [Q8Run; 2];
+
+    #[inline(always)]
+    unsafe fn row(self, row: u32, stride: u32) -> Self {
+        let at = |elems: u32| row as usize * (stride / elems) as usize;
+        // SAFETY: the caller's promise.
+        unsafe { Self { qs: self.qs.add(at(1)), d: self.d.add(at(Q8_BLOCK)), s: self.s.add(at(Q8_SUM)) } }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
+        // SAFETY: the caller's promise; where there is one run, the second is the first, and not used.
+        unsafe { [self.run(start, live), self.run(start + F::RUN_DISTANCE, live)] }
+    }
+
+    #[inline(always)]
+    fn dot(raw: &F::Raw, x: &Self::Chunk, phase: u32) -> f32 {
+        F::dot_q8(raw, x, phase)
+    }
+}
+
+/// A lane past the row's end must add nothing. Its weights are those of the row's last chunk, so a NaN
+/// among them is the row's own.
+#[inline(always)]
+fn zero_unless(live: bool, x: f32) -> f32 {
+    core::hint::select_unpredictable(live, x, 0.0)
+}
