@@ -198,7 +198,7 @@ fn errors_are_one_line_and_an_exit_code() {
     let message = fails(&["run", "-p", &long, "--ctx", "64"], 1);
     assert!(message.contains("the context holds 64"), "{message}");
     let big = fails(&["run", "-p", "x", "--ctx", "4000000000"], 1);
-    assert!(big.contains("GiB free"), "{big}");
+    assert!(big.contains("GiB are free"), "{big}");
     assert!(fails(&["run", "--device", "tpu", "-p", "x"], 2).contains("tpu"));
     assert!(fails(&["run", "-n", "-2", "-p", "x"], 2).contains("-2"));
     let folder = tempfile::tempdir().expect("a folder");

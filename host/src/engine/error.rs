@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::backend;
 use crate::chat::TemplateError;
 use crate::gguf::GgufError;
 use crate::model::LoadError;
@@ -33,15 +32,17 @@ pub enum EngineError {
     /// The chat template cannot be used.
     #[error("the chat template cannot be used")]
     Template(#[from] TemplateError),
-    /// The device cannot hold what was asked for.
-    #[error("a context of {n_ctx} tokens, {n_slots} times, does not fit")]
+    /// The memory cannot hold what was asked for.
+    #[error("a context of {n_ctx} tokens for {n_slots} at once needs {:.1} GiB, {:.1} GiB are free", gib(*needed), gib(*free))]
     Memory {
         /// Tokens a sequence.
         n_ctx: u32,
         /// Sequences.
         n_slots: u32,
-        /// The numbers.
-        source: backend::Error,
+        /// Bytes the caches and activations take.
+        needed: u64,
+        /// Bytes there are.
+        free: u64,
     },
     /// There is no such device, or it cannot run models.
     #[error("device {device}: {why}")]
@@ -61,4 +62,8 @@ pub enum EngineError {
         /// What is wrong.
         why: String,
     },
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
 }

@@ -75,24 +75,23 @@ fn choose_limits(
         let plan = MemoryPlan::new(config, limits, device.kv_elem_bytes(&options.gpu));
         let free = device.free_bytes().unwrap_or(u64::MAX);
         let free = free.saturating_sub(device.own_weights_bytes(weights_bytes));
-        match plan.check(free) {
-            Ok(()) => {
-                tracing::info!(
-                    "context {n_ctx} tokens × {} slots: KV cache {} MiB, state {} MiB, batch {} MiB",
-                    options.n_slots,
-                    plan.kv_bytes >> 20,
-                    plan.state_bytes >> 20,
-                    plan.batch_bytes >> 20
-                );
-                options.n_ctx = Some(n_ctx);
-                return Ok(limits);
-            }
-            Err(_) if options.n_ctx.is_none() && n_ctx > PAGE_TOKENS => {
-                n_ctx /= 2;
-                tracing::warn!("memory is short: the context is cut to {n_ctx} tokens");
-            }
-            Err(source) => return Err(EngineError::Memory { n_ctx, n_slots: options.n_slots, source }),
+        let needed = plan.total_bytes();
+        if needed <= free {
+            tracing::info!(
+                "context {n_ctx} tokens × {} slots: KV cache {} MiB, state {} MiB, batch {} MiB",
+                options.n_slots,
+                plan.kv_bytes >> 20,
+                plan.state_bytes >> 20,
+                plan.batch_bytes >> 20
+            );
+            options.n_ctx = Some(n_ctx);
+            return Ok(limits);
         }
+        if options.n_ctx.is_some() || n_ctx <= PAGE_TOKENS {
+            return Err(EngineError::Memory { n_ctx, n_slots: options.n_slots, needed, free });
+        }
+        n_ctx /= 2;
+        tracing::warn!("memory is short: the context is cut to {n_ctx} tokens");
     }
 }
 
