@@ -127,20 +127,24 @@ pub const fn plane_bytes(ty: GgmlType) -> [u64; MAX_PLANES] {
 const _: () = {
     let mut t = 0;
     while t < GgmlType::ALL.len() {
-        let (ty, mut seen, mut i) = (GgmlType::ALL[t], 0u128, 0);
-        let mut high = 0u128;
+        // One bit a byte: no block is longer than 256.
+        let (ty, mut low, mut high, mut i) = (GgmlType::ALL[t], 0u128, 0u128, 0);
         while i < planes(ty).len() {
             let Plane { field, bytes } = planes(ty)[i];
             let mut byte = field;
             while byte < field + bytes {
-                let (half, bit) = if byte < 128 { (&mut seen, byte) } else { (&mut high, byte - 128) };
-                assert!(*half & (1 << bit) == 0, "two planes hold the same byte");
-                *half |= 1 << bit;
+                let bit = 1u128 << (byte % 128);
+                assert!((if byte < 128 { low } else { high }) & bit == 0, "two planes hold the same byte");
+                if byte < 128 {
+                    low |= bit
+                } else {
+                    high |= bit
+                }
                 byte += 1;
             }
             i += 1;
         }
-        assert!(seen.count_ones() + high.count_ones() == ty.block_bytes() as u32, "a byte is in no plane");
+        assert!(low.count_ones() + high.count_ones() == ty.block_bytes() as u32, "a byte is in no plane");
         t += 1;
     }
 };

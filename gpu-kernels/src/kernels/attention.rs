@@ -60,11 +60,8 @@ impl<const E: usize> Partial<E> {
     fn merge(&mut self, other: &Self) {
         let max = math::max(self.max, other.max);
         // Before the first key both are −∞, and ∞ − ∞ is no number.
-        let (mine, theirs) = if max == f32::NEG_INFINITY {
-            (0.0, 0.0)
-        } else {
-            (math::exp(self.max - max), math::exp(other.max - max))
-        };
+        let (mine, theirs) =
+            if max == f32::NEG_INFINITY { (0.0, 0.0) } else { (math::exp(self.max - max), math::exp(other.max - max)) };
         self.sum = self.sum * mine + other.sum * theirs;
         let mut e = 0;
         while e < E {
@@ -108,10 +105,20 @@ fn split_range(pos: u32, window: u32, split: u32, n_split: u32) -> (u32, u32) {
 /// # Safety
 /// As [`attention_f32_d64_h1`], with `head_dim = 8·LANES` and `HEADS` heads a block.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own, so that they are known as global")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
+)]
 unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
-    q: *const f32, k_cache: *const T, v_cache: *const T, pos: *const u32, span: *const u32, page_table: *const u32,
-    partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
+    q: *const f32,
+    k_cache: *const T,
+    v_cache: *const T,
+    pos: *const u32,
+    span: *const u32,
+    page_table: *const u32,
+    partial_out: *mut f32,
+    partial_max_sum: *mut f32,
+    p: AttentionParams,
 ) {
     const E: usize = LANE_ELEMS as usize;
     let head_dim = LANES * LANE_ELEMS;
@@ -192,7 +199,8 @@ unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
                 });
                 g += 1;
             }
-            let to = ((row as usize * p.n_head as usize + (first_head + head) as usize) * n_split as usize) + split as usize;
+            let to =
+                ((row as usize * p.n_head as usize + (first_head + head) as usize) * n_split as usize) + split as usize;
             st(partial_out.add(to * head_dim as usize + element as usize), merged.out[0]);
             if element == 0 {
                 st(partial_max_sum.add(2 * to), merged.max);
@@ -284,8 +292,13 @@ entries! {
 /// `n_head` elements or is null.
 #[kernel(max_threads = 128)]
 pub unsafe fn attention_merge(
-    partial_out: *const f32, partial_max_sum: *const f32, sinks: *const f32, out: *mut f32, n_head: u32,
-    head_dim: u32, n_split: u32,
+    partial_out: *const f32,
+    partial_max_sum: *const f32,
+    sinks: *const f32,
+    out: *mut f32,
+    n_head: u32,
+    head_dim: u32,
+    n_split: u32,
 ) {
     let head = thread::block_idx_x();
     // SAFETY: head, split and element are below their counts, so none is zero; this lane alone writes its elements.
@@ -294,7 +307,8 @@ pub unsafe fn attention_merge(
         let first = head as usize * n_split as usize;
         let mut i = thread::thread_idx_x();
         while i < head_dim {
-            let mut merged = Partial::<1> { max: sink, sum: if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 }, out: [0.0] };
+            let mut merged =
+                Partial::<1> { max: sink, sum: if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 }, out: [0.0] };
             let mut split = 0;
             while split < n_split as usize {
                 merged.merge(&Partial {

@@ -67,10 +67,20 @@ pub unsafe fn physical_token(pages: *const u32, pos: u32) -> usize {
 /// # Safety
 /// As [`kv_cache_write_f32`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own, so that they are known as global")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
+)]
 unsafe fn kv_cache_write<T: KvElem>(
-    k: *const f32, v: *const f32, pos: *const u32, span: *const u32, page_table: *const u32, k_cache: *mut T,
-    v_cache: *mut T, max_pages: u32, kv_dim: u32,
+    k: *const f32,
+    v: *const f32,
+    pos: *const u32,
+    span: *const u32,
+    page_table: *const u32,
+    k_cache: *mut T,
+    v_cache: *mut T,
+    max_pages: u32,
+    kv_dim: u32,
 ) {
     let i = thread::index_1d();
     let row = thread::block_idx_y() as usize;
@@ -96,8 +106,15 @@ unsafe fn kv_cache_write<T: KvElem>(
 /// each span, and every row's `pos / PAGE_TOKENS` is among the entries that name a page of both caches.
 #[kernel(max_threads = 128)]
 pub unsafe fn kv_cache_write_f32(
-    k: *const f32, v: *const f32, pos: *const u32, span: *const u32, page_table: *const u32, k_cache: *mut f32,
-    v_cache: *mut f32, max_pages: u32, kv_dim: u32,
+    k: *const f32,
+    v: *const f32,
+    pos: *const u32,
+    span: *const u32,
+    page_table: *const u32,
+    k_cache: *mut f32,
+    v_cache: *mut f32,
+    max_pages: u32,
+    kv_dim: u32,
 ) {
     // SAFETY: the caller's promise is the same.
     unsafe { kv_cache_write(k, v, pos, span, page_table, k_cache, v_cache, max_pages, kv_dim) }
@@ -109,8 +126,15 @@ pub unsafe fn kv_cache_write_f32(
 /// As [`kv_cache_write_f32`].
 #[kernel(max_threads = 128)]
 pub unsafe fn kv_cache_write_f16(
-    k: *const f32, v: *const f32, pos: *const u32, span: *const u32, page_table: *const u32, k_cache: *mut u16,
-    v_cache: *mut u16, max_pages: u32, kv_dim: u32,
+    k: *const f32,
+    v: *const f32,
+    pos: *const u32,
+    span: *const u32,
+    page_table: *const u32,
+    k_cache: *mut u16,
+    v_cache: *mut u16,
+    max_pages: u32,
+    kv_dim: u32,
 ) {
     // SAFETY: the caller's promise is the same.
     unsafe { kv_cache_write(k, v, pos, span, page_table, k_cache, v_cache, max_pages, kv_dim) }

@@ -115,8 +115,8 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const
             let route = route(T, t, p);
             if lane == 0 && route < p.routes {
                 let y = o.y.add(route as usize * p.y_stride as usize);
-                for r in 0..R {
-                    store(&o, y, expert_row, first_row + r as u32, sums[r], p);
+                for (row, sum) in (first_row..).zip(&sums) {
+                    store(&o, y, expert_row, row, *sum, p);
                 }
             }
         }
@@ -155,10 +155,8 @@ unsafe fn expert(o: &Pointers, p: &MatvecParams) -> u64 {
 unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -> [f32; R] {
     let mut distance = lanes / 2;
     while distance > 0 {
-        for sum in &mut sums {
-            // SAFETY: the caller's promise; the loop's bound is the same in every lane.
-            *sum += unsafe { warp::shuffle_xor(*sum, distance) };
-        }
+        // SAFETY: the caller's promise; the loop's bound is the same in every lane.
+        sums = sums.map(|sum| sum + unsafe { warp::shuffle_xor(sum, distance) });
         distance /= 2;
     }
     sums
@@ -191,7 +189,8 @@ unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, 
 /// four rows of quantised ones at a time.
 macro_rules! entries {
     ($($ty:ident: $plain:ident[$plain_blocks:tt] $($q8:ident[$q8_blocks:tt] $q8x4:ident[$q8x4_blocks:tt])?;)+) => {$(
-        #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and f32 activations.")]
+        #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and")]
+        /// f32 activations.
         ///
         /// `w: [n_expert, rows, cols]` planar; `x: [tokens or routes, x_stride]`; `y: [routes, y_stride]`;
         /// `ids: [tokens, ids_stride]` or null for a dense product (one route a token); `bias: [n_expert, rows]`
@@ -214,7 +213,8 @@ macro_rules! entries {
         }
 
         $(
-        #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and quantised activations.")]
+        #[doc = concat!("[`matvec`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights and")]
+        /// quantised activations.
         ///
         #[doc = concat!("As [`", stringify!($plain), "`] but for `x`: `qs: [tokens or routes, x_stride]`,")]
         /// `d: [.., x_stride/32]` and `s: [.., x_stride/16]`, as `quantize_q8` writes them.

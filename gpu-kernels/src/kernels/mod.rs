@@ -18,6 +18,7 @@ pub mod read_sweep;
 pub mod repack;
 pub mod rms_norm;
 pub mod rope;
+pub mod sample;
 pub mod softmax_topk;
 pub mod ssm_conv1d;
 pub mod ssm_delta_net;

@@ -37,7 +37,13 @@ pub struct SoftmaxTopkParams {
 /// `logits` is `[rows, n_expert]`; `bias` has `n_expert` elements or is null; `ids` and `weights` are
 /// `[rows, n_used]`.
 #[kernel(max_threads = 128)]
-pub unsafe fn softmax_topk(logits: *const f32, bias: *const f32, ids: *mut u32, weights: *mut f32, p: SoftmaxTopkParams) {
+pub unsafe fn softmax_topk(
+    logits: *const f32,
+    bias: *const f32,
+    ids: *mut u32,
+    weights: *mut f32,
+    p: SoftmaxTopkParams,
+) {
     let row = thread::index_1d() / 32;
     if row >= p.rows {
         return; // the whole warp at once

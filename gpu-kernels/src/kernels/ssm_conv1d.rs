@@ -16,10 +16,20 @@ pub const THREADS: u32 = 128;
 /// # Safety
 /// As [`ssm_conv1d_4`], with `D` taps.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own, so that they are known as global")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
+)]
 unsafe fn ssm_conv1d<const D: usize>(
-    x: *const f32, w: *const f32, state: *mut f32, span_slot: *const u32, span_first: *const u32,
-    span_rows: *const u32, span_start: *const u32, out: *mut f32, channels: u32,
+    x: *const f32,
+    w: *const f32,
+    state: *mut f32,
+    span_slot: *const u32,
+    span_first: *const u32,
+    span_rows: *const u32,
+    span_start: *const u32,
+    out: *mut f32,
+    channels: u32,
 ) {
     let c = thread::index_1d() as usize;
     if c >= channels as usize {
@@ -76,8 +86,15 @@ unsafe fn ssm_conv1d<const D: usize>(
 /// the batch and whose slots differ.
 #[kernel(max_threads = 128)]
 pub unsafe fn ssm_conv1d_4(
-    x: *const f32, w: *const f32, state: *mut f32, span_slot: *const u32, span_first: *const u32,
-    span_rows: *const u32, span_start: *const u32, out: *mut f32, channels: u32,
+    x: *const f32,
+    w: *const f32,
+    state: *mut f32,
+    span_slot: *const u32,
+    span_first: *const u32,
+    span_rows: *const u32,
+    span_start: *const u32,
+    out: *mut f32,
+    channels: u32,
 ) {
     // SAFETY: the caller's promise is the same.
     unsafe { ssm_conv1d::<4>(x, w, state, span_slot, span_first, span_rows, span_start, out, channels) }

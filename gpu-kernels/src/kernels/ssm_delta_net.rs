@@ -44,17 +44,30 @@ pub struct DeltaNetParams {
 /// # Safety
 /// As [`ssm_delta_net_128`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own, so that they are known as global")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
+)]
 unsafe fn ssm_delta_net<V: StateVector<E>, const E: usize>(
-    qkv: *const f32, alpha: *const f32, beta: *const f32, dt_bias: *const f32, a: *const f32, state: *mut f32,
-    span_slot: *const u32, span_first: *const u32, span_rows: *const u32, span_start: *const u32, out: *mut f32,
+    qkv: *const f32,
+    alpha: *const f32,
+    beta: *const f32,
+    dt_bias: *const f32,
+    a: *const f32,
+    state: *mut f32,
+    span_slot: *const u32,
+    span_first: *const u32,
+    span_rows: *const u32,
+    span_start: *const u32,
+    out: *mut f32,
     p: DeltaNetParams,
 ) {
     const R: usize = ROWS_PER_WARP as usize;
     let d = 32 * E;
     let blocks_per_head = d as u32 / ROWS_PER_BLOCK;
     let head = (thread::block_idx_x() / blocks_per_head) as usize;
-    let warp_row = (thread::block_idx_x() % blocks_per_head) * ROWS_PER_BLOCK + thread::thread_idx_x() / 32 * ROWS_PER_WARP;
+    let warp_row =
+        (thread::block_idx_x() % blocks_per_head) * ROWS_PER_BLOCK + thread::thread_idx_x() / 32 * ROWS_PER_WARP;
     let span = thread::block_idx_y() as usize;
     let lane = warp::lane_id() as usize;
     let (n_head_k, n_head_v) = (p.n_head_k as usize, p.n_head_v as usize);

@@ -16,6 +16,7 @@ mod quantize_q8;
 mod random;
 mod repack;
 mod rope;
+mod sample;
 mod ssm;
 
 use std::marker::PhantomData;

@@ -19,6 +19,7 @@ mod read_sweep;
 mod repack;
 mod rms_norm;
 mod rope;
+mod sample;
 mod ssm;
 
 pub mod bench;
@@ -43,6 +44,7 @@ pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::rms_norm;
 pub use rope::{rope, turns};
+pub use sample::sample;
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, takes_delta_net};
 
 /// The result of a launcher.
