@@ -123,6 +123,36 @@ fn int8_activations_stay_near_the_golden_logits() {
     beginnings_are_golden(&emulated(), Activations::Int8, INT8_TOLERANCE);
 }
 
+/// Quantising where activations are made gives the bits of quantising them after.
+fn fusing_changes_no_bit<D: Device>(device: &Arc<D>) {
+    for case in tiny_cases().iter().filter(|case| ["qwen35moe", "gpt-oss"].contains(&case.name.as_str())) {
+        let run = |fuse: bool| {
+            let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
+            let options = BackendOptions { fuse, ..options(Activations::Int8) };
+            let mut session = session(device, options, &case.model, limits);
+            let mut all = Vec::new();
+            two_sequences(&mut session, case, |_, logits| all.extend(logits.iter().map(|x| x.to_bits())));
+            all
+        };
+        let (with, without) = (run(true), run(false));
+        assert!(!with.is_empty());
+        let first = with.iter().zip(&without).position(|(a, b)| a != b);
+        assert_eq!((first, with.len()), (None, without.len()), "{}", case.name);
+    }
+}
+
+#[test]
+fn fusing_changes_no_bit_on_the_emulated_gpu() {
+    fusing_changes_no_bit(&emulated());
+}
+
+#[test]
+fn fusing_changes_no_bit_on_the_gpu() {
+    if let Some(device) = gpu() {
+        fusing_changes_no_bit(&device);
+    }
+}
+
 /// A captured step is replayed with other tokens, positions and pages than it was captured with.
 fn graphs_change_no_bit<D: Device>(device: &Arc<D>) {
     let case = &tiny_cases()[0];

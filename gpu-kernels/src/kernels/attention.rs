@@ -303,7 +303,8 @@ pub unsafe fn attention_merge(
     let head = thread::block_idx_x();
     // SAFETY: head, split and element are below their counts, so none is zero; this lane alone writes its elements.
     unsafe {
-        let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(math::div_rem(head, n_head).1 as usize)) };
+        let sink =
+            if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(math::div_rem(head, n_head).1 as usize)) };
         let first = head as usize * n_split as usize;
         let mut i = thread::thread_idx_x();
         while i < head_dim {

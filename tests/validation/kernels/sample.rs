@@ -49,9 +49,15 @@ fn the_token_at_the_drawn_share_of_what_is_kept() {
         for n in [1usize, 2, 31, 33, 511, 513, 1500] {
             let mut random = Random::new(n as u64);
             let logits: Vec<f32> = random.units(n).iter().map(|x| 6.0 * x).collect();
-            for (top_k, top_p, min_p) in
-                [(0, 1.0, 0.0), (1, 1.0, 0.0), (7, 1.0, 0.0), (0, 0.6, 0.0), (40, 0.9, 0.0), (0, 1.0, 0.05), (9, 0.8, 0.1)]
-            {
+            for (top_k, top_p, min_p) in [
+                (0, 1.0, 0.0),
+                (1, 1.0, 0.0),
+                (7, 1.0, 0.0),
+                (0, 0.6, 0.0),
+                (40, 0.9, 0.0),
+                (0, 1.0, 0.05),
+                (9, 0.8, 0.1),
+            ] {
                 for uniform in [0.0, 0.37, 0.999_999_9] {
                     let inv_temperature = 0.5 + random.unit().abs();
                     check(device, &logits, SampleParams { inv_temperature, top_k, top_p, min_p, uniform });

@@ -69,6 +69,8 @@ pub struct BackendOptions {
     pub kv: KvType,
     /// Capture a step as a graph when its shape comes again.
     pub graphs: bool,
+    /// Quantise activations in the kernel that makes them.
+    pub fuse: bool,
     /// Let a product load its first weights while the kernel before it ends (sm_90 and later).
     pub overlap: bool,
     /// Bytes of each of the two pinned buffers that weights go through.
@@ -81,6 +83,7 @@ impl Default for BackendOptions {
             activations: Activations::default(),
             kv: KvType::default(),
             graphs: true,
+            fuse: true,
             overlap: true,
             // A copy of 64 MiB takes 1.2 ms at 55 GB/s, a thousand times what it takes to start one.
             staging_bytes: 64 << 20,

@@ -37,8 +37,11 @@ impl<D: Device> GpuBackend<D> {
     }
 
     fn gated(&mut self, out: &mut Tensor<D>, gate: &Tensor<D>, up: &Tensor<D>, act: GatedAct, n: u32) -> Result {
-        let out = out.rows_mut(n)?;
-        let launched = ops::gated_act(&*self.device, act, gate.rows(n)?, up.rows(n)?, out);
+        let (gate, up) = (gate.rows(n)?, up.rows(n)?);
+        let launched = match self.fused(out, n)? {
+            Some((out, q8)) => ops::gated_act_q8(&*self.device, Some(act), gate, up, out, q8),
+            None => ops::gated_act(&*self.device, act, gate, up, out.rows_mut(n)?),
+        };
         self.done(launched)
     }
 }
@@ -117,8 +120,12 @@ impl<D: Device> Backend for GpuBackend<D> {
     }
 
     fn rms_norm(&mut self, out: &mut Tensor<D>, x: &Tensor<D>, w: &Vector<D>, eps: f32, batch: &Batch<D>) -> Result {
-        let y = out.rows_mut(batch.shape.rows)?;
-        let launched = ops::rms_norm(&*self.device, x.rows(batch.shape.rows)?, w.data.slice(), y, eps);
+        let n = batch.shape.rows;
+        let (x, w) = (x.rows(n)?, w.data.slice());
+        let launched = match self.fused(out, n)? {
+            Some((y, q8)) => ops::rms_norm_q8(&*self.device, x, w, y, q8, eps),
+            None => ops::rms_norm(&*self.device, x, w, out.rows_mut(n)?, eps),
+        };
         self.done(launched)
     }
 
@@ -225,7 +232,11 @@ impl<D: Device> Backend for GpuBackend<D> {
 
     fn sigmoid_mul(&mut self, x: &mut Tensor<D>, gate: &Tensor<D>, batch: &Batch<D>) -> Result {
         let n = batch.shape.rows;
-        let launched = ops::sigmoid_mul(&*self.device, x.rows_mut(n)?, gate.rows(n)?);
+        let gate = gate.rows(n)?;
+        let launched = match self.fused(x, n)? {
+            Some((x, q8)) => ops::gated_act_q8(&*self.device, None, x, gate, x, q8),
+            None => ops::sigmoid_mul(&*self.device, x.rows_mut(n)?, gate),
+        };
         self.done(launched)
     }
 
@@ -280,7 +291,11 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n = batch.shape.rows;
-        let launched = ops::ssm_gated_norm(&*self.device, x.rows_mut(n)?, z.rows(n)?, w.data.slice(), eps);
+        let (z, w) = (z.rows(n)?, w.data.slice());
+        let launched = match self.fused(x, n)? {
+            Some((x, q8)) => ops::ssm_gated_norm_q8(&*self.device, x, z, w, q8, eps),
+            None => ops::ssm_gated_norm(&*self.device, x.rows_mut(n)?, z, w, eps),
+        };
         self.done(launched)
     }
 
