@@ -2,6 +2,7 @@
 
 // Denied, not forbidden: a test of launching itself launches, and says so with an `expect`.
 #![deny(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test, and names its line")]
 
 mod config;
 mod dequant;

@@ -127,7 +127,7 @@ fn shared_memory_is_not_zero_at_first() {
 unsafe fn copy_tile(x: *const U32x4, y: *mut U32x4, wait: u32) {
     let i = thread::thread_idx_x();
     let tile = dynamic::<U32x4>(0);
-    cp_async::copy_16_or_zero(tile, i, x.add(i as usize), i % 2 == 0);
+    cp_async::copy_16_or_zero(tile, i, x.add(i as usize), i.is_multiple_of(2));
     cp_async::commit();
     if wait != 0 {
         cp_async::wait::<0>();

@@ -203,9 +203,11 @@ pub fn gated_act<D: Device>(
     if n > 0 {
         let args = (gate.ptr(), up.ptr(), out.ptr_mut(), n);
         // SAFETY: the three have `n` elements; `out` is apart from the inputs or equal to one.
-        match act {
-            GatedAct::SwiGlu => unsafe { device.launch(gated_act::swiglu, launch, args)? },
-            GatedAct::SwiGluOai => unsafe { device.launch(gated_act::swiglu_oai, launch, args)? },
+        unsafe {
+            match act {
+                GatedAct::SwiGlu => device.launch(gated_act::swiglu, launch, args)?,
+                GatedAct::SwiGluOai => device.launch(gated_act::swiglu_oai, launch, args)?,
+            }
         }
     }
     Ok(12 * u64::from(n))

@@ -161,9 +161,11 @@ pub unsafe fn ssm_delta_net<D: Device>(
             p,
         );
         // SAFETY: lengths and alignment were checked above; rows and slots are the caller's promise.
-        match shape.d_state {
-            64 => unsafe { device.launch(ssm_delta_net::ssm_delta_net_64, launch, args)? },
-            _ => unsafe { device.launch(ssm_delta_net::ssm_delta_net_128, launch, args)? },
+        unsafe {
+            match shape.d_state {
+                64 => device.launch(ssm_delta_net::ssm_delta_net_64, launch, args)?,
+                _ => device.launch(ssm_delta_net::ssm_delta_net_128, launch, args)?,
+            }
         }
     }
     let state_bytes = u64::from(n_spans) * 8 * (d_inner * shape.d_state as usize) as u64;
