@@ -11,6 +11,7 @@
 //! Shapes are `[rows, cols]`, the last dimension contiguous. Activations are f32.
 
 use crate::gguf;
+use crate::gpu::profile::Profile;
 pub use crate::model::config::Pairing;
 use crate::model::layers::{self, Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
@@ -108,6 +109,15 @@ pub struct Rope {
     pub inv_freq: Vec<f32>,
     /// Multiplies cos and sin (YaRN's magnitude; 1 otherwise).
     pub magnitude: f32,
+}
+
+/// Where the time of some steps went.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Time by kernel.
+    pub kernels: Profile,
+    /// Least traffic with device memory that the operations need.
+    pub moved_bytes: u64,
 }
 
 /// Shape of an attention operation.
@@ -212,10 +222,40 @@ pub trait Backend: Sized + Send {
     }
 
     /// As [`Backend::run`], for a step that is the same operations on the same tensors for every batch of one
-    /// shape: a backend may record it and play the record back from then on.
-    fn run_recorded(&mut self, batch: &Self::Batch, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
-        let _ = batch;
+    /// shape and the same `kind`: a backend may record it and play the record back from then on.
+    fn run_recorded(
+        &mut self,
+        batch: &Self::Batch,
+        kind: u32,
+        step: impl FnOnce(&mut Self) -> Result + Send,
+    ) -> Result {
+        let _ = (batch, kind);
         self.run(step)
+    }
+
+    /// Times every kernel from now on, or no more.
+    fn set_profiling(&mut self, on: bool) {
+        let _ = on;
+    }
+    /// What was measured since; `None` where there are no kernels to measure.
+    fn take_profile(&mut self) -> Result<Option<Measured>> {
+        Ok(None)
+    }
+
+    // --- the next token, where a backend chooses it ------------------------------------------------
+
+    /// Whether there is [`Backend::argmax`].
+    const HAS_ARGMAX: bool = false;
+    /// Notes for each output of the batch the id below `n_tokens` with the largest logit, the lowest on a tie, or
+    /// `u32::MAX` where a logit is NaN or +∞.
+    fn argmax(&mut self, logits: &Self::Tensor, n_tokens: u32, batch: &Self::Batch) -> Result {
+        let _ = (logits, n_tokens, batch);
+        Err(Error::Unsupported("argmax".to_owned()))
+    }
+    /// Waits for all work and hands out what [`Backend::argmax`] noted of the first `n` outputs.
+    fn read_argmax(&mut self, n: u32, ids: &mut Vec<u32>) -> Result {
+        let _ = (n, ids);
+        Err(Error::Unsupported("argmax".to_owned()))
     }
 
     // --- dense operations --------------------------------------------------------------------------

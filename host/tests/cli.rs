@@ -155,14 +155,31 @@ fn compare_measures_the_distance_to_a_golden_file() {
 }
 
 #[test]
-fn bench_reports_both_speeds() {
-    let args = ["bench", "-p", "40", "-n", "8", "--slots", "2", "-r", "2", "--device", "cpu", "--format", "json"];
-    let out = json(&ok(&args));
-    let runs = out["runs"].as_array().expect("a list");
-    assert_eq!(runs.len(), 2);
-    for key in ["prefill_tok_s", "decode_tok_s"] {
-        assert!(runs[1][key].as_f64().is_some_and(|x| x > 0.0), "{out}");
-    }
+fn compare_goes_on_with_the_references_tokens() {
+    let out = json(&ok(&["compare", "--ids", "5,6,7", "-n", "5", "--devices", "cpu,cpu", "--batch", "3"]));
+    assert_eq!((&out["positions"], &out["top1_agreement"]), (&8.into(), &1.0.into()), "{out}");
+    assert!(out["first_difference"].is_null(), "{out}");
+    let model = golden("logits/qwen3moe-tiny.gguf");
+    let model = model.to_str().expect("UTF-8");
+    let exact = ["--devices", "cpu,emulated", "--activations", "f32", "--kv", "f32"];
+    let gpu = json(&ok(&[&["compare", "-m", model, "--ids", "5,6,7", "-n", "2"][..], &exact[..]].concat()));
+    assert!(gpu["worst_relative_l2"].as_f64().is_some_and(|x| x < 1e-5), "{gpu}");
+    assert!(fails(&["compare", "--ids", "1", "--devices", "cpu"], 2).contains("--devices"));
+}
+
+#[test]
+fn bench_reports_every_test_and_the_kernels() {
+    let model = golden("logits/qwen35moe-tiny.gguf");
+    let model = ["bench", "-m", model.to_str().expect("UTF-8"), "-r", "1", "--format", "json"];
+    let cpu = ["-p", "40,7", "-n", "4", "-d", "0,65", "-b", "1,3", "--device", "cpu", "--profile"];
+    let out = json(&ok(&[&model[..], &cpu[..]].concat()));
+    let tests = out["tests"].as_array().expect("a list");
+    assert_eq!(tests.len(), 2 + 4, "{out}");
+    assert!(tests.iter().all(|test| test["median"].as_f64().is_some_and(|x| x > 0.0)), "{out}");
+    let gpu = ["-p", "0", "-n", "2", "--device", "emulated", "--profile"];
+    let out = json(&ok(&[&model[..], &gpu[..]].concat()));
+    let kernels = out["profiles"][0]["kernels"].as_array().expect("a list");
+    assert!(kernels.iter().any(|kernel| kernel["name"] == "ssm_delta_net_64"), "{out}");
 }
 
 fn floats(path: &Path) -> Vec<f32> {

@@ -123,14 +123,43 @@ fn int8_activations_stay_near_the_golden_logits() {
     beginnings_are_golden(&emulated(), Activations::Int8, INT8_TOLERANCE);
 }
 
-/// A captured step is replayed with other tokens, positions and pages than it was captured with.
+/// Quantising where activations are made gives the bits of quantising them after.
+fn fusing_changes_no_bit<D: Device>(device: &Arc<D>) {
+    for case in tiny_cases().iter().filter(|case| ["qwen35moe", "gpt-oss"].contains(&case.name.as_str())) {
+        let run = |fuse: bool| {
+            let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
+            let options = BackendOptions { fuse, ..options(Activations::Int8) };
+            let mut session = session(device, options, &case.model, limits);
+            let mut all = Vec::new();
+            two_sequences(&mut session, case, |_, logits| all.extend(logits.iter().map(|x| x.to_bits())));
+            all
+        };
+        let (with, without) = (run(true), run(false));
+        assert!(!with.is_empty());
+        let first = with.iter().zip(&without).position(|(a, b)| a != b);
+        assert_eq!((first, with.len()), (None, without.len()), "{}", case.name);
+    }
+}
+
 #[test]
-fn graphs_change_no_bit() {
+fn fusing_changes_no_bit_on_the_emulated_gpu() {
+    fusing_changes_no_bit(&emulated());
+}
+
+#[test]
+fn fusing_changes_no_bit_on_the_gpu() {
+    if let Some(device) = gpu() {
+        fusing_changes_no_bit(&device);
+    }
+}
+
+/// A captured step is replayed with other tokens, positions and pages than it was captured with.
+fn graphs_change_no_bit<D: Device>(device: &Arc<D>) {
     let case = &tiny_cases()[0];
     let run = |graphs: bool| {
         let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
         let options = BackendOptions { graphs, ..options(Activations::Int8) };
-        let mut session = session(&emulated(), options, &case.model, limits);
+        let mut session = session(device, options, &case.model, limits);
         let mut all = Vec::new();
         two_sequences(&mut session, case, |_, logits| all.extend(logits.iter().map(|x| x.to_bits())));
         all
@@ -138,6 +167,53 @@ fn graphs_change_no_bit() {
     let (with, without) = (run(true), run(false));
     assert!(!with.is_empty());
     assert!(with == without, "a replayed step differs from a launched one");
+}
+
+#[test]
+fn graphs_change_no_bit_on_the_emulated_gpu() {
+    graphs_change_no_bit(&emulated());
+}
+
+#[test]
+fn graphs_change_no_bit_on_the_gpu() {
+    if let Some(device) = gpu() {
+        graphs_change_no_bit(&device);
+    }
+}
+
+/// The same batch from position 0 again and again: eager, captured, replayed.
+fn tokens_chosen_on_the_device_have_the_largest_logits<D: Device>(device: &Arc<D>) {
+    let cases = tiny_cases();
+    let case = cases.iter().find(|case| case.name == "qwen35moe").expect("the case");
+    let limits = Limits { n_pages: 1, n_slots: 1, n_batch: 4, n_outputs: 4 };
+    let mut session = session(device, options(Activations::Int8), &case.model, limits);
+    let span = Span { slot: 0, start: 0, rows: 4, pages: vec![0] };
+    let batch = Batch { tokens: case.tokens[..4].to_vec(), spans: vec![span], outputs: vec![0, 2, 3] };
+    let n_vocab = session.config().n_vocab;
+    let (mut logits, mut ids) = (Vec::new(), Vec::new());
+    for n_tokens in [n_vocab, n_vocab - 1, 7, 1] {
+        session.forward(&batch, &mut logits).expect("the model runs");
+        let largest = |row: &[f32]| (0..n_tokens).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32;
+        let wanted: Vec<u32> = logits.chunks_exact(n_vocab).map(largest).collect();
+        for _ in 0..3 {
+            let done = session.forward_argmax(&batch, n_tokens as u32, &mut ids);
+            done.expect("a GPU chooses").expect("the model runs");
+            assert_eq!(ids, wanted, "of {n_tokens}");
+        }
+    }
+    assert!(session.forward_argmax(&batch, n_vocab as u32 + 1, &mut ids).is_none(), "there are fewer logits");
+}
+
+#[test]
+fn the_emulated_gpu_chooses_tokens() {
+    tokens_chosen_on_the_device_have_the_largest_logits(&emulated());
+}
+
+#[test]
+fn the_gpu_chooses_tokens() {
+    if let Some(device) = gpu() {
+        tokens_chosen_on_the_device_have_the_largest_logits(&device);
+    }
 }
 
 #[test]

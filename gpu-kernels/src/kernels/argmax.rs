@@ -1,6 +1,7 @@
 //! The index of the largest logit; the lowest index on a tie, at any size.
 //!
-//! A NaN never wins; a row of NaN or −∞ alone gives index 0.
+//! A row with a NaN or +∞ anywhere gives [`NO_INDEX`]: what made it is broken, and so is every other value of it.
+//! A row of −∞ alone gives index 0.
 
 use crate::kernels::softmax_topk::warp_best;
 use cuda_std::prelude::*;
@@ -10,23 +11,29 @@ pub const THREADS: u32 = 256;
 /// Bytes of shared memory: a value and an index for each warp.
 pub const SHARED_BYTES: u32 = THREADS / 32 * 8;
 
+/// The index of a row that has none.
+pub const NO_INDEX: u32 = u32::MAX;
+
 /// First phase: the best of each block's share of a row.
 ///
 /// Launch: grid `[n_part, rows, 1]`, block [`THREADS`], shared memory [`SHARED_BYTES`].
 ///
 /// # Safety
-/// `logits` is `[rows, n]`; `part_value` and `part_index` are `[rows, n_part]`.
+/// `logits` has `rows` rows of at least `n` elements, `stride` apart; `part_value` and `part_index` are `[rows, n_part]`.
 #[kernel(max_threads = 256)]
-pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_index: *mut u32, n: u32) {
+pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_index: *mut u32, n: u32, stride: u32) {
     let row = thread::block_idx_y() as usize;
     // SAFETY: indices are below `n`; the whole block comes to `block_best`.
     unsafe {
-        let logits = logits.add(row * n as usize);
+        let logits = logits.add(row * stride as usize);
         let mut best = (f32::NEG_INFINITY, 0);
         let mut i = thread::index_1d();
         while i < n {
             let value = ld(logits.add(i as usize));
-            if value > best.0 {
+            // Not `>=`: a NaN is neither.
+            if !(value < f32::INFINITY) {
+                best = (f32::INFINITY, NO_INDEX);
+            } else if value > best.0 {
                 best = (value, i);
             }
             i += THREADS * thread::grid_dim_x();

@@ -38,28 +38,41 @@ pub unsafe fn quantize_q8(x: *const f32, qs: *mut i8, d: *mut f32, s: *mut f32, 
     let at = column.min(p.cols - QUANTIZE_Q8_LANE_ELEMS) as usize;
     let x: F32x4 = ld(x.add(row * p.x_stride as usize + at).cast());
 
-    let x = x.to_array();
+    quantize4(x.to_array(), live, row * p.cols as usize + at, qs, d, s);
+}
+
+/// Quantises four elements a lane, eight lanes a block of 32, and stores them at element `at` of `qs` where `live`.
+/// Rows follow each other without a gap, so `at` counts through all of them.
+///
+/// # Safety
+/// - Every lane of the warp comes here, each eight of them with consecutive `at`, a multiple of 32 in the first;
+///   they are live together.
+/// - Of a live lane, `at + 4` elements are in `qs`, a 32nd of them in `d` and a 16th in `s`.
+#[inline(always)]
+pub(crate) unsafe fn quantize4(x: [f32; 4], live: bool, at: usize, qs: *mut i8, d: *mut f32, s: *mut f32) {
     let mut max = max_nan(max_nan(x[0].abs(), x[1].abs()), max_nan(x[2].abs(), x[3].abs()));
-    max = max_nan(max, warp::shuffle_xor(max, 1));
-    max = max_nan(max, warp::shuffle_xor(max, 2));
-    max = max_nan(max, warp::shuffle_xor(max, 4));
+    // SAFETY: the caller's promise.
+    unsafe {
+        max = max_nan(max, warp::shuffle_xor(max, 1));
+        max = max_nan(max, warp::shuffle_xor(max, 2));
+        max = max_nan(max, warp::shuffle_xor(max, 4));
 
-    let scale = max / Q_MAX;
-    let inverse = if max == 0.0 { 0.0 } else { Q_MAX / max };
-    // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
-    let q = x.map(|x| math::round_to_i32(x * inverse));
-    let mut sum = q[0] + q[1] + q[2] + q[3];
-    sum += warp::shuffle_xor(sum, 1);
-    sum += warp::shuffle_xor(sum, 2);
+        let scale = max / Q_MAX;
+        let inverse = if max == 0.0 { 0.0 } else { Q_MAX / max };
+        // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
+        let q = x.map(|x| math::round_to_i32(x * inverse));
+        let mut sum = q[0] + q[1] + q[2] + q[3];
+        sum += warp::shuffle_xor(sum, 1);
+        sum += warp::shuffle_xor(sum, 2);
 
-    if live {
-        let cols = p.cols as usize;
-        st(qs.add(row * cols + at).cast(), int8::pack_i8x4(q));
-        if column.is_multiple_of(Q8_BLOCK) {
-            st(d.add(row * (cols / Q8_BLOCK as usize) + at / Q8_BLOCK as usize), scale);
-        }
-        if column.is_multiple_of(Q8_SUM) {
-            st(s.add(row * (cols / Q8_SUM as usize) + at / Q8_SUM as usize), scale * sum as f32);
+        if live {
+            st(qs.add(at).cast(), int8::pack_i8x4(q));
+            if at.is_multiple_of(Q8_BLOCK as usize) {
+                st(d.add(at / Q8_BLOCK as usize), scale);
+            }
+            if at.is_multiple_of(Q8_SUM as usize) {
+                st(s.add(at / Q8_SUM as usize), scale * sum as f32);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::engine::{DeviceChoice, EngineOptions, Sampling};
+use crate::gpu::{Activations, BackendOptions, KvType};
 
 /// Which model, on what.
 #[derive(Debug, Args)]
@@ -15,6 +16,8 @@ pub(super) struct ModelArgs {
     /// auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(super) device: DeviceChoice,
+    #[command(flatten)]
+    pub(super) gpu: GpuArgs,
     /// Tokens the context holds, prompt and reply together; without it, the model's own up to a cap.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) ctx: Option<u32>,
@@ -31,10 +34,59 @@ impl ModelArgs {
     pub(super) fn options(&self) -> EngineOptions {
         EngineOptions {
             device: self.device.clone(),
+            gpu: self.gpu.options(),
             n_ctx: self.ctx,
             n_batch: self.batch,
             chat_template: self.chat_template.clone(),
             ..EngineOptions::default()
+        }
+    }
+}
+
+/// How a GPU computes.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "GPU")]
+pub(super) struct GpuArgs {
+    /// What the matrix products take: int8 blocks, or f32 for comparisons.
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Int8, value_name = "TYPE")]
+    activations: ActivationsArg,
+    /// How keys and values are kept: f16, or f32 for comparisons.
+    #[arg(long, value_enum, default_value_t = KvArg::F16, value_name = "TYPE")]
+    kv: KvArg,
+    /// Launch the kernels of a step one by one instead of as a captured graph.
+    #[arg(long)]
+    no_graphs: bool,
+    /// Start no kernel before the one ahead of it has ended.
+    #[arg(long)]
+    no_overlap: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ActivationsArg {
+    F32,
+    Int8,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KvArg {
+    F32,
+    F16,
+}
+
+impl GpuArgs {
+    pub(super) fn options(self) -> BackendOptions {
+        BackendOptions {
+            activations: match self.activations {
+                ActivationsArg::F32 => Activations::F32,
+                ActivationsArg::Int8 => Activations::Int8,
+            },
+            kv: match self.kv {
+                KvArg::F32 => KvType::F32,
+                KvArg::F16 => KvType::F16,
+            },
+            graphs: !self.no_graphs,
+            overlap: !self.no_overlap,
+            ..BackendOptions::default()
         }
     }
 }

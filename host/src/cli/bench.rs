@@ -1,128 +1,185 @@
-//! `host bench`: how fast the engine is, sampling and scheduling included.
+//! `host bench`: the speed of prompts and of decoding, and where its time goes.
+//!
+//! It drives the model itself, without queue, sampler or text: greedy decoding, each sequence with its own tokens, so
+//! that experts are chosen as in real use. Keys and values before a depth are zeros; attention reads them all the
+//! same, and no time is spent on making them.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Args as ClapArgs;
-use serde::Serialize;
+use clap::{Args as ClapArgs, ValueEnum};
 
-use super::args::{Format, ModelArgs};
+use super::args::GpuArgs;
+use super::bench_report::{Profile, Report, Test};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::report::peak_memory_bytes;
-use super::{load, output};
-use crate::engine::{Engine, EngineOptions, Event, FinishReason, Request};
+use super::model_path::default_model;
+use super::output;
+use crate::backend::{Batch, PAGE_TOKENS, Span};
+use crate::engine::{self, DeviceChoice, sampler};
+use crate::gguf::Gguf;
+use crate::model::session::{Executor, Limits};
+
+/// Steps that are profiled: enough to even out, few enough not to take long.
+const PROFILED_STEPS: u32 = 8;
+/// Steps before the first that counts: a graph is captured at the second of its shape.
+const WARM_UP_STEPS: u32 = 3;
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
+    /// The GGUF file; without it, the small model of the checkout.
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// auto, cpu, cuda or cuda:N.
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    device: DeviceChoice,
     #[command(flatten)]
-    model: ModelArgs,
-    /// Tokens of each prompt.
-    #[arg(short = 'p', long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    n_prompt: u32,
-    /// Tokens to generate after each prompt.
-    #[arg(short, long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    gpu: GpuArgs,
+    /// Prompt lengths; 0 for none.
+    #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_values_t = [512])]
+    n_prompt: Vec<u32>,
+    /// Tokens to decode, for each depth and number of sequences; 0 for none.
+    #[arg(short, long, default_value_t = 128, value_name = "N")]
     n_gen: u32,
-    /// Sequences at once.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    slots: u32,
-    /// Runs, each reported; the first one also warms up.
-    #[arg(short, long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens before the first that is decoded.
+    #[arg(short, long, value_name = "N,…", value_delimiter = ',', default_values_t = [0])]
+    depth: Vec<u32>,
+    /// Sequences that are decoded at once.
+    #[arg(short = 'b', long, value_name = "N,…", value_delimiter = ',', default_values_t = [1])]
+    sequences: Vec<u32>,
+    /// Tokens in one step of a prompt.
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: u32,
+    /// Times that each is measured.
+    #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
+    /// Also time every kernel of a decode step.
+    #[arg(long)]
+    profile: bool,
     /// A table, or one JSON object.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    #[arg(long, value_enum, default_value_t = Format::Md)]
     format: Format,
 }
 
-#[derive(Serialize)]
-struct Output {
-    device: String,
-    n_prompt: u32,
-    n_gen: u32,
-    slots: u32,
-    load_s: f64,
-    peak_memory_bytes: Option<u64>,
-    runs: Vec<Run>,
-}
-
-/// Tokens a second over all sequences.
-#[derive(Clone, Copy, Serialize)]
-struct Run {
-    prefill_tok_s: f64,
-    decode_tok_s: f64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Md,
+    Json,
 }
 
 pub(super) fn bench(args: Args) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
-    let n_ctx = args.n_prompt.checked_add(args.n_gen + 1);
-    let n_ctx = n_ctx.ok_or_else(|| CliError::Usage("the sequence is too long".to_owned()))?;
-    let options = EngineOptions {
-        n_ctx: Some(args.model.ctx.unwrap_or(n_ctx)),
-        n_slots: args.slots,
-        // Every run computes its prompts.
-        prefix_reuse: false,
-        ..args.model.options()
-    };
-    let load::Loaded { mut engine, load_s } = load::engine_with(&args.model, &options)?;
-    let mut runs = Vec::new();
-    for i in 0..args.repeat {
-        let run = run(&mut engine, &args, i, &interrupt)?;
-        if args.format == Format::Text {
-            let Run { prefill_tok_s, decode_tok_s } = run;
-            output::write(&format!(
-                "{} × {} prompt tokens: {prefill_tok_s:.1} tok/s; {} generated: {decode_tok_s:.1} tok/s\n",
-                args.slots, args.n_prompt, args.n_gen
-            ))?;
+    let path = default_model(args.model.as_deref())?;
+    let gguf = Arc::new(Gguf::open(&path)?);
+    let start = Instant::now();
+    let executor = engine::load_with(gguf, &args.device, limits(&args)?, args.gpu.options())?;
+    let load_s = start.elapsed().as_secs_f64();
+    let mut bench = Bench { executor, interrupt, logits: Vec::new(), ids: Vec::new() };
+    let mut report = Report::new(path.display().to_string(), args.device.to_string(), load_s);
+    for &n in args.n_prompt.iter().filter(|n| **n > 0) {
+        // The first also warms up.
+        bench.prompt(n, args.batch)?;
+        let speeds = (0..args.repeat).map(|_| bench.prompt(n, args.batch)).collect::<Result<_, _>>()?;
+        report.tests.push(Test::new(format!("pp{n}"), speeds));
+    }
+    for (&depth, &sequences) in args.depth.iter().flat_map(|d| args.sequences.iter().map(move |b| (d, b))) {
+        if args.n_gen == 0 || sequences == 0 {
+            continue;
         }
-        runs.push(run);
+        bench.decode(WARM_UP_STEPS, depth, sequences)?;
+        let speed = |_| bench.decode(args.n_gen, depth, sequences);
+        let speeds = (0..args.repeat).map(speed).collect::<Result<_, _>>()?;
+        report.tests.push(Test::new(format!("tg{} @ d{depth}, {sequences} seq", args.n_gen), speeds));
+        if args.profile {
+            report.profiles.extend(bench.profile(depth, sequences)?);
+        }
     }
-    if args.format == Format::Text {
-        return Ok(());
+    match args.format {
+        Format::Md => output::write(&report.to_string()),
+        Format::Json => output::write_json(&report),
     }
-    output::write_json(&Output {
-        device: args.model.device.to_string(),
-        n_prompt: args.n_prompt,
-        n_gen: args.n_gen,
-        slots: args.slots,
-        load_s,
-        peak_memory_bytes: peak_memory_bytes(),
-        runs,
-    })
 }
 
-/// Prefill is over when every sequence has its first token, decode when every one is complete.
-fn run(engine: &mut Engine, args: &Args, salt: u32, interrupt: &Interrupt) -> Result<Run, CliError> {
-    let n_vocab = engine.config().n_vocab as u32;
-    for slot in 0..args.slots {
-        // Any ids will do, but each sequence has its own, so that experts are chosen as in real use.
-        let id = |i: u32| i.wrapping_mul(2_654_435_761).wrapping_add(slot * 7919 + salt * 104_729) % n_vocab;
-        engine.submit(Request {
-            prompt: (0..args.n_prompt).map(id).collect(),
-            max_tokens: Some(args.n_gen + 1),
-            ignore_eos: true,
-            ..Request::default()
-        })?;
+/// Room for the longest of each.
+fn limits(args: &Args) -> Result<Limits, CliError> {
+    let too_long = || CliError::Usage("the sequences are too long".to_owned());
+    let largest = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
+    let sequences = largest(&args.sequences).max(1);
+    let n_gen = args.n_gen.max(PROFILED_STEPS).max(WARM_UP_STEPS);
+    let decoded = largest(&args.depth).checked_add(n_gen).ok_or_else(too_long)?;
+    let pages = decoded.div_ceil(PAGE_TOKENS).checked_mul(sequences).ok_or_else(too_long)?;
+    let n_pages = pages.max(largest(&args.n_prompt).div_ceil(PAGE_TOKENS)).max(1);
+    Ok(Limits { n_pages, n_slots: sequences, n_batch: args.batch.max(sequences), n_outputs: sequences })
+}
+
+struct Bench {
+    executor: Box<dyn Executor>,
+    interrupt: Interrupt,
+    logits: Vec<f32>,
+    ids: Vec<u32>,
+}
+
+impl Bench {
+    /// A token for every position of every sequence.
+    fn token(&self, sequence: u32, position: u32) -> u32 {
+        let mixed = position.wrapping_mul(2_654_435_761).wrapping_add(sequence.wrapping_mul(40_503));
+        mixed % self.executor.config().n_vocab as u32
     }
-    let start = Instant::now();
-    let (mut waiting, mut prefilled) = (args.slots, None);
-    let mut seen = std::collections::HashSet::new();
-    while !engine.is_idle() {
-        interrupt.check()?;
-        for event in engine.step() {
-            match event {
-                Event::Text { id, .. } if seen.insert(id) => waiting -= 1,
-                Event::Finished { reason: FinishReason::Error(why), .. } => return Err(CliError::Generation(why)),
-                _ => {}
-            }
+
+    /// Runs a batch; the most probable token of each output goes to `ids`.
+    fn step(&mut self, batch: &Batch) -> Result<(), CliError> {
+        self.interrupt.check()?;
+        let n_vocab = self.executor.config().n_vocab;
+        if let Some(done) = self.executor.forward_argmax(batch, n_vocab as u32, &mut self.ids) {
+            return Ok(done?);
         }
-        if waiting == 0 {
-            prefilled.get_or_insert_with(Instant::now);
-        }
+        self.executor.forward(batch, &mut self.logits)?;
+        self.ids.clear();
+        self.ids.extend(self.logits.chunks_exact(n_vocab).map(|row| sampler::argmax(row).unwrap_or(0)));
+        Ok(())
     }
-    let end = Instant::now();
-    let prefilled = prefilled.unwrap_or(end);
-    let rate = |n: u32, seconds: f64| f64::from(args.slots) * f64::from(n) / seconds;
-    Ok(Run {
-        prefill_tok_s: rate(args.n_prompt, (prefilled - start).as_secs_f64()),
-        decode_tok_s: rate(args.n_gen, (end - prefilled).as_secs_f64()),
-    })
+
+    /// Tokens a second of a prompt of `n` tokens, `n_batch` a step.
+    fn prompt(&mut self, n: u32, n_batch: u32) -> Result<f64, CliError> {
+        let start = Instant::now();
+        for first in (0..n).step_by(n_batch as usize) {
+            let rows = n_batch.min(n - first);
+            let pages = (0..(first + rows).div_ceil(PAGE_TOKENS)).collect();
+            let tokens = (first..first + rows).map(|position| self.token(0, position)).collect();
+            let spans = vec![Span { slot: 0, start: first, rows, pages }];
+            let outputs = if first + rows == n { vec![rows - 1] } else { Vec::new() };
+            self.step(&Batch { tokens, spans, outputs })?;
+        }
+        Ok(f64::from(n) / start.elapsed().as_secs_f64())
+    }
+
+    /// Tokens a second, of all sequences together, over `n` steps from `depth` on.
+    fn decode(&mut self, n: u32, depth: u32, sequences: u32) -> Result<f64, CliError> {
+        let n_pages = (depth + n).div_ceil(PAGE_TOKENS);
+        let n_vocab = self.executor.config().n_vocab as u32;
+        let mut tokens: Vec<u32> = (0..sequences).map(|s| self.token(s, depth)).collect();
+        let start = Instant::now();
+        for position in depth..depth + n {
+            let span = |slot: u32| {
+                let pages = slot * n_pages..slot * n_pages + (position + 1).div_ceil(PAGE_TOKENS);
+                Span { slot, start: position, rows: 1, pages: pages.collect() }
+            };
+            let spans = (0..sequences).map(span).collect();
+            self.step(&Batch { tokens, spans, outputs: (0..sequences).collect() })?;
+            tokens = self.ids.iter().map(|id| id % n_vocab).collect();
+        }
+        Ok(f64::from(n) * f64::from(sequences) / start.elapsed().as_secs_f64())
+    }
+
+    /// The kernels of a decode step; `None` where the device has none.
+    fn profile(&mut self, depth: u32, sequences: u32) -> Result<Option<Profile>, CliError> {
+        self.executor.set_profiling(true);
+        let done = self.decode(PROFILED_STEPS, depth, sequences);
+        let measured = self.executor.take_profile();
+        self.executor.set_profiling(false);
+        done?;
+        let name = format!("decode @ d{depth}, {sequences} seq");
+        Ok(measured?.map(|measured| Profile::new(name, &measured, PROFILED_STEPS)))
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use clap::Args as ClapArgs;
 
+use super::args::GpuArgs;
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::model_path::default_model;
@@ -26,6 +27,8 @@ pub(super) struct Args {
     /// auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    #[command(flatten)]
+    gpu: GpuArgs,
     /// Tokens in one step.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
@@ -38,7 +41,7 @@ pub(super) fn logits(args: Args) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let gguf = Arc::new(Gguf::open(&default_model(args.model.as_deref())?)?);
     let sequence = Sequence { ids: &args.ids, n_batch: args.batch };
-    let mut executor = engine::load(gguf, &args.device, sequence.limits()?)?;
+    let mut executor = engine::load_with(gguf, &args.device, sequence.limits()?, args.gpu.options())?;
     let io_error = |source| CliError::File { path: args.output.clone(), source };
     let mut out = BufWriter::new(File::create(&args.output).map_err(io_error)?);
     for_each_row(executor.as_mut(), &sequence, &interrupt, |row| {

@@ -5,9 +5,11 @@
 
 mod args;
 mod bench;
+mod bench_report;
 mod chat;
 pub mod check;
 mod compare;
+mod distance;
 mod error;
 mod generate;
 pub mod inspect;

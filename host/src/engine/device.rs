@@ -16,6 +16,9 @@ use crate::model::session::{Executor, Limits, Session};
 /// Elements of the CPU's KV cache are f32.
 const CPU_KV_ELEM_BYTES: u64 = 4;
 
+/// Left for what the plan does not count: the driver's own, staging, int8 forms of activations, graphs.
+const WORKING_BYTES: u64 = 512 << 20;
+
 /// A device ready for a model.
 pub(super) enum OpenDevice {
     Cpu,
@@ -61,9 +64,14 @@ impl OpenDevice {
         }
     }
 
-    /// Bytes of weights in the device's own memory; the CPU reads them from the file.
+    /// Bytes that the weights take of the device's own memory, with what loading them needs; the CPU reads them
+    /// from the file.
     pub(super) fn own_weights_bytes(&self, weights_bytes: u64) -> u64 {
-        if matches!(self, OpenDevice::Cpu) { 0 } else { weights_bytes }
+        match self {
+            OpenDevice::Cpu => 0,
+            OpenDevice::Emulated(_) => weights_bytes,
+            OpenDevice::Cuda(_) => weights_bytes.saturating_add(WORKING_BYTES),
+        }
     }
 
     /// Bytes of a key or value.

@@ -3,7 +3,7 @@
 use super::config::{Config, LayerKind};
 use super::layers::{Ffn, Mixer, Scratch};
 use super::weights::{LoadError, Model};
-use crate::backend::{Backend, Batch, CacheShape, Error, LayerCache, PAGE_TOKENS, Result};
+use crate::backend::{Backend, Batch, CacheShape, Error, LayerCache, Measured, PAGE_TOKENS, Result};
 use crate::gguf::Gguf;
 
 /// How much a session can hold.
@@ -53,6 +53,17 @@ pub trait Executor: Send {
     /// # Errors
     /// If there is no such slot, or the device fails.
     fn copy_state(&mut self, from: u32, to: u32) -> Result;
+    /// Times every kernel from now on, or no more. Steps are slower meanwhile.
+    fn set_profiling(&mut self, on: bool) {
+        let _ = on;
+    }
+    /// What was measured since; `None` where the device has no kernels.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn take_profile(&mut self) -> Result<Option<Measured>> {
+        Ok(None)
+    }
 }
 
 /// A model, its cache and its activations on a backend.
@@ -79,19 +90,20 @@ impl<B: Backend> Session<B> {
         Ok(Session { backend, config, limits, model, cache, scratch })
     }
 
-    /// Checks a batch, and runs the layers and the head over it.
-    fn logits_step(&mut self, batch: &Batch) -> Result {
+    /// Checks a batch, and runs the layers and the head over it; with `n_tokens`, chooses among that many.
+    fn logits_step(&mut self, batch: &Batch, n_tokens: Option<u32>) -> Result {
         check(batch, &self.config, self.limits)?;
         let has_outputs = !batch.outputs.is_empty();
         let batch = &self.backend.batch(batch)?;
         let (model, s, cache) = (&mut self.model, &mut self.scratch, &mut self.cache);
-        self.backend.run_recorded(batch, move |b| {
+        self.backend.run_recorded(batch, n_tokens.unwrap_or(0), move |b| {
             layers(b, model, s, cache, batch)?;
             if !has_outputs {
                 return Ok(());
             }
             b.gather_outputs(&mut s.output, &s.norm, batch)?;
-            b.head(&mut s.logits, model.head(), &s.output, batch)
+            b.head(&mut s.logits, model.head(), &s.output, batch)?;
+            n_tokens.map_or(Ok(()), |n_tokens| b.argmax(&s.logits, n_tokens, batch))
         })
     }
 }
@@ -129,8 +141,24 @@ impl<B: Backend> Executor for Session<B> {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result {
         let n_outputs = batch.outputs.len() as u32;
-        self.logits_step(batch)?;
+        self.logits_step(batch, None)?;
         self.backend.read(&self.scratch.logits, n_outputs, logits)
+    }
+
+    fn forward_argmax(&mut self, batch: &Batch, n_tokens: u32, ids: &mut Vec<u32>) -> Option<Result> {
+        if !B::HAS_ARGMAX || n_tokens == 0 || n_tokens as usize > self.config.n_vocab {
+            return None;
+        }
+        let done = self.logits_step(batch, Some(n_tokens));
+        Some(done.and_then(|()| self.backend.read_argmax(batch.outputs.len() as u32, ids)))
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.backend.set_profiling(on);
+    }
+
+    fn take_profile(&mut self) -> Result<Option<Measured>> {
+        self.backend.take_profile()
     }
 
     fn hidden(&mut self, batch: &Batch, out: &mut Vec<f32>) -> Result {

@@ -40,13 +40,33 @@ fn the_largest_wins_and_the_lowest_index_on_a_tie() {
 }
 
 #[test]
-fn a_nan_never_wins() {
+fn a_broken_row_has_no_index() {
     fn checks<D: Device>(device: &D) {
-        let mut logits = vec![f32::NAN; 700];
-        assert_eq!(argmax(device, &logits, 700), [0]);
-        logits[611] = -3e38;
-        assert_eq!(argmax(device, &logits, 700), [611]);
+        for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            for at in [0, 255, 611, 699] {
+                let mut logits = vec![-1.0; 3 * 700];
+                logits[700 + at] = broken;
+                logits[2 * 700 + 5] = 3e38;
+                assert_eq!(argmax(device, &logits, 700), [0, u32::MAX, 5], "{broken} at {at}");
+            }
+        }
         assert_eq!(argmax(device, &vec![f32::NEG_INFINITY; 700], 700), [0]);
+    }
+    on_devices!(checks);
+}
+
+#[test]
+fn padding_behind_a_row_does_not_count() {
+    fn checks<D: Device>(device: &D) {
+        // Rows of 40, of which 33 are tokens.
+        let logits: Vec<f32> = (0..3 * 40).map(|i| if i % 40 < 33 { (i * 7 % 31) as f32 } else { f32::NAN }).collect();
+        let parts = (Output::<D, f32>::new(device, 3), Output::<D, u32>::new(device, 3));
+        let out = Output::<D, u32>::new(device, 3);
+        let room = Parts { value: parts.0.slice(), index: parts.1.slice() };
+        ops::argmax(device, input(device, &logits).slice(), room, out.slice(), 33).unwrap();
+        let row = |row: &[f32]| (0..33).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32;
+        let expected: Vec<u32> = logits.chunks(40).map(row).collect();
+        assert_eq!(out.read(device), expected);
     }
     on_devices!(checks);
 }

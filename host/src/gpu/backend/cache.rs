@@ -29,8 +29,8 @@ enum Pages<D: Device> {
 impl<D: Device> Pages<D> {
     fn new(backend: &mut GpuBackend<D>, len: usize) -> Result<Self> {
         Ok(match backend.options.kv {
-            KvType::F32 => Pages::F32(backend.keep("the KV cache", len)?),
-            KvType::F16 => Pages::F16(backend.keep("the KV cache", len)?),
+            KvType::F32 => Pages::F32(backend.keep_zeroed("the KV cache", len)?),
+            KvType::F16 => Pages::F16(backend.keep_zeroed("the KV cache", len)?),
         })
     }
 

@@ -15,8 +15,8 @@ const MAX_ROWS: u32 = 64;
 /// Graphs kept. Shapes are few: sequences by powers of two of the context.
 const MAX_GRAPHS: usize = 256;
 
-/// The shape of a step, and where its batch lies.
-type Key = (BatchShape, u64);
+/// The shape of a step, its kind, and where its batch lies.
+type Key = (BatchShape, u32, u64);
 
 /// What is known of a shape.
 enum Known<G> {
@@ -38,11 +38,16 @@ impl<D: Device> Default for Graphs<D> {
 
 impl<D: Device> GpuBackend<D> {
     /// Runs a step, or replays it where its shape has been captured.
-    pub(super) fn run_or_replay(&mut self, batch: &Batch<D>, step: impl FnOnce(&mut Self) -> Result) -> Result {
-        if !self.options.graphs || batch.shape.rows > MAX_ROWS || !self.device.supports_graphs() {
+    pub(super) fn run_or_replay(
+        &mut self,
+        batch: &Batch<D>,
+        kind: u32,
+        step: impl FnOnce(&mut Self) -> Result,
+    ) -> Result {
+        if !self.options.graphs || self.profiling || batch.shape.rows > MAX_ROWS || !self.device.supports_graphs() {
             return step(self);
         }
-        let key = (batch.shape, batch.address());
+        let key = (batch.shape, kind, batch.address());
         match self.graphs.by_shape.get(&key) {
             None => {
                 if self.graphs.by_shape.len() >= MAX_GRAPHS {
@@ -82,11 +87,5 @@ impl<D: Device> GpuBackend<D> {
         // SAFETY: activations, weights, cache and batch are all from `keep`, which frees nothing before the
         // backend is dropped, and the graphs with it.
         unsafe { self.device.replay(graph) }.map_err(device_error)
-    }
-
-    /// Forgets all captured steps, and captures from now on or not.
-    pub fn set_graphs(&mut self, on: bool) {
-        self.graphs.by_shape.clear();
-        self.options.graphs = on;
     }
 }

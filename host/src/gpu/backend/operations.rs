@@ -9,8 +9,8 @@ use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
 use super::{Activations, GpuBackend, device_error, op_error};
 use crate::backend::{
-    self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, PAGE_TOKENS, Pairing, Result, Rope,
-    RouterRule,
+    self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing, Result,
+    Rope, RouterRule,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
@@ -19,6 +19,7 @@ use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials};
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options and the weights' type ask for.
     fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32) -> Result {
+        let op = Matvec { dependent: self.options.overlap && !self.loading, ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
             ops::matvec_q8(&*self.device, &op, x)
@@ -36,8 +37,11 @@ impl<D: Device> GpuBackend<D> {
     }
 
     fn gated(&mut self, out: &mut Tensor<D>, gate: &Tensor<D>, up: &Tensor<D>, act: GatedAct, n: u32) -> Result {
-        let out = out.rows_mut(n)?;
-        let launched = ops::gated_act(&*self.device, act, gate.rows(n)?, up.rows(n)?, out);
+        let (gate, up) = (gate.rows(n)?, up.rows(n)?);
+        let launched = match self.fused(out, n)? {
+            Some((out, q8)) => ops::gated_act_q8(&*self.device, Some(act), gate, up, out, q8),
+            None => ops::gated_act(&*self.device, act, gate, up, out.rows_mut(n)?),
+        };
         self.done(launched)
     }
 }
@@ -77,17 +81,35 @@ impl<D: Device> Backend for GpuBackend<D> {
     }
 
     fn read(&mut self, x: &Tensor<D>, rows: u32, out: &mut Vec<f32>) -> Result {
-        let from = x.rows(rows)?;
-        out.resize(from.len(), 0.0);
-        self.device.download(from, out).map_err(device_error)
+        self.land(x.rows(rows)?, out)
     }
 
     fn copy_state(&mut self, cache: &mut Cache<D>, from: u32, to: u32) -> Result {
         cache.copy_state(&self.device, from, to)
     }
 
-    fn run_recorded(&mut self, batch: &Batch<D>, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
-        self.run_or_replay(batch, step)
+    fn run_recorded(&mut self, batch: &Batch<D>, kind: u32, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
+        self.run_or_replay(batch, kind, step)
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.device.set_profiling(on);
+        (self.profiling, self.moved_bytes) = (on, 0);
+    }
+
+    fn take_profile(&mut self) -> Result<Option<Measured>> {
+        let kernels = self.device.take_profile().map_err(device_error)?;
+        Ok(Some(Measured { kernels, moved_bytes: std::mem::take(&mut self.moved_bytes) }))
+    }
+
+    const HAS_ARGMAX: bool = true;
+
+    fn argmax(&mut self, logits: &Tensor<D>, n_tokens: u32, batch: &Batch<D>) -> Result {
+        self.choose(logits, n_tokens, batch.shape.outputs)
+    }
+
+    fn read_argmax(&mut self, n: u32, ids: &mut Vec<u32>) -> Result {
+        self.read_chosen(n, ids)
     }
 
     fn embed(&mut self, out: &mut Tensor<D>, table: &Matrix<D>, batch: &Batch<D>) -> Result {
@@ -98,8 +120,12 @@ impl<D: Device> Backend for GpuBackend<D> {
     }
 
     fn rms_norm(&mut self, out: &mut Tensor<D>, x: &Tensor<D>, w: &Vector<D>, eps: f32, batch: &Batch<D>) -> Result {
-        let y = out.rows_mut(batch.shape.rows)?;
-        let launched = ops::rms_norm(&*self.device, x.rows(batch.shape.rows)?, w.data.slice(), y, eps);
+        let n = batch.shape.rows;
+        let (x, w) = (x.rows(n)?, w.data.slice());
+        let launched = match self.fused(out, n)? {
+            Some((y, q8)) => ops::rms_norm_q8(&*self.device, x, w, y, q8, eps),
+            None => ops::rms_norm(&*self.device, x, w, out.rows_mut(n)?, eps),
+        };
         self.done(launched)
     }
 
@@ -206,7 +232,11 @@ impl<D: Device> Backend for GpuBackend<D> {
 
     fn sigmoid_mul(&mut self, x: &mut Tensor<D>, gate: &Tensor<D>, batch: &Batch<D>) -> Result {
         let n = batch.shape.rows;
-        let launched = ops::sigmoid_mul(&*self.device, x.rows_mut(n)?, gate.rows(n)?);
+        let gate = gate.rows(n)?;
+        let launched = match self.fused(x, n)? {
+            Some((x, q8)) => ops::gated_act_q8(&*self.device, None, x, gate, x, q8),
+            None => ops::sigmoid_mul(&*self.device, x.rows_mut(n)?, gate),
+        };
         self.done(launched)
     }
 
@@ -261,7 +291,11 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n = batch.shape.rows;
-        let launched = ops::ssm_gated_norm(&*self.device, x.rows_mut(n)?, z.rows(n)?, w.data.slice(), eps);
+        let (z, w) = (z.rows(n)?, w.data.slice());
+        let launched = match self.fused(x, n)? {
+            Some((x, q8)) => ops::ssm_gated_norm_q8(&*self.device, x, z, w, q8, eps),
+            None => ops::ssm_gated_norm(&*self.device, x.rows_mut(n)?, z, w, eps),
+        };
         self.done(launched)
     }
 

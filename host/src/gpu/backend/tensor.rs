@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
-use super::{GpuBackend, Result, device_error, op_error};
+use super::{Activations, GpuBackend, Result, device_error, op_error};
 use crate::backend::Error;
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
@@ -40,6 +40,11 @@ impl<D: Device> Tensor<D> {
         self.cols
     }
 
+    /// Rows that it has room for.
+    pub(super) fn capacity(&self) -> u32 {
+        self.rows
+    }
+
     /// The first `n` rows, to read.
     pub(super) fn rows(&self, n: u32) -> Result<Slice<'_, f32>> {
         if n > self.rows {
@@ -55,7 +60,28 @@ impl<D: Device> Tensor<D> {
     }
 }
 
+impl<D: Device> Quantised<D> {
+    fn view(&self, cols: u32) -> Q8<'_> {
+        Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols }
+    }
+}
+
+impl<D: Device> Tensor<D> {
+    /// The first `n` rows and their int8 form, for a kernel that writes both.
+    pub(super) fn both_mut(&mut self, n: u32) -> Result<Option<(Slice<'_, f32>, Q8<'_>)>> {
+        let Some(q8) = self.q8.get() else { return Ok(None) };
+        self.n_quantised.set(n);
+        Ok(Some((self.rows(n)?, q8.view(self.cols))))
+    }
+}
+
 impl<D: Device> GpuBackend<D> {
+    /// The first `n` rows of `out` with their int8 form, where a product is known to want that.
+    pub(super) fn fused<'t>(&self, out: &'t mut Tensor<D>, n: u32) -> Result<Option<(Slice<'t, f32>, Q8<'t>)>> {
+        let wanted = self.options.fuse && self.options.activations == Activations::Int8;
+        if wanted { out.both_mut(n) } else { Ok(None) }
+    }
+
     /// Activations with these values, `[values.len() / cols, cols]`.
     ///
     /// # Errors
@@ -81,7 +107,7 @@ impl<D: Device> GpuBackend<D> {
             let _ = x.q8.set(q8);
         }
         let q8 = x.q8.get().expect("set above");
-        let q8 = Q8 { qs: q8.qs.slice(), d: q8.d.slice(), s: q8.s.slice(), cols: x.cols };
+        let q8 = q8.view(x.cols);
         if x.n_quantised.get() < n {
             let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
             self.moved_bytes += launched.map_err(op_error)?;

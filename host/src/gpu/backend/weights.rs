@@ -85,6 +85,7 @@ impl<D: Device> GpuBackend<D> {
         let bytes = usize::try_from(bytes).map_err(|_| unsupported())?;
         let data = self.keep("weights", bytes)?;
         let matrix = Matrix { data, ty: info.ty, n_expert, rows, cols };
+        self.loading = true;
         if self.loader.is_none() {
             self.loader = Some(Loader::new(&*self.device, self.options.staging_bytes.max(info.ty.block_bytes()))?);
         }
@@ -103,9 +104,12 @@ impl<D: Device> GpuBackend<D> {
 
     /// Frees what only loading needs.
     pub(super) fn end_loading(&mut self) -> Result {
-        match self.loader.take() {
-            Some(mut loader) => loader.staging.finish(&self.device).map_err(device_error),
-            None => Ok(()),
+        if let Some(mut loader) = self.loader.take() {
+            loader.staging.finish(&self.device).map_err(device_error)?;
         }
+        // From here on a product may load weights before the kernel ahead of it has ended.
+        self.device.synchronize().map_err(device_error)?;
+        self.loading = false;
+        Ok(())
     }
 }

@@ -24,7 +24,8 @@ pub struct Parts<'a> {
     pub index: Slice<'a, u32>,
 }
 
-/// `index[m]` = the lowest index of the largest of row `m` of `logits`, `[index.len(), n]`.
+/// `index[m]` = the lowest index of the largest of the first `n` elements of row `m` of `logits`,
+/// `[index.len(), at least n]`, or [`NO_INDEX`](kernels::NO_INDEX) where one of them is NaN or +∞.
 ///
 /// # Errors
 /// Where the lengths do not agree or the operands overlap.
@@ -38,7 +39,10 @@ pub fn argmax<D: Device>(
 ) -> Result<u64> {
     let check = Check("argmax");
     let rows = index.len();
-    check.that("logits", n > 0 && logits.len() == rows.saturating_mul(n as usize), "has not n elements a row")?;
+    let stride = logits.len().checked_div(rows).unwrap_or(n as usize);
+    check.that("logits", stride * rows == logits.len(), "is not whole rows")?;
+    check.that("logits", n > 0 && stride >= n as usize, "has not n elements a row")?;
+    let Ok(stride) = u32::try_from(stride) else { return check.fail("logits", "has too long rows") };
     // A lane steps past the end by at most one stride of the whole grid.
     check.that("logits", n <= u32::MAX - THREADS * MAX_PARTS, "has too long rows")?;
     let n_part = n_part(n);
@@ -58,7 +62,7 @@ pub fn argmax<D: Device>(
         let second = Launch::linear(grid_rows, THREADS).shared(SHARED_BYTES);
         // SAFETY: lengths and overlap were checked above; the second phase reads what the first wrote.
         unsafe {
-            let args = (logits.ptr(), parts.value.ptr_mut(), parts.index.ptr_mut(), n);
+            let args = (logits.ptr(), parts.value.ptr_mut(), parts.index.ptr_mut(), n, stride);
             device.launch(kernels::argmax_partial, first, args)?;
             let args = (parts.value.ptr(), parts.index.ptr(), index.ptr_mut(), n_part);
             device.launch(kernels::argmax, second, args)?;

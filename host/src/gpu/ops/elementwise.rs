@@ -3,7 +3,7 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::kernels::{elementwise, gated_act};
 
-use super::{Check, Result};
+use super::{Check, Q8, Result};
 use crate::backend::GatedAct;
 use crate::gpu::device::Device;
 use crate::gpu::memory::Slice;
@@ -211,4 +211,47 @@ pub fn gated_act<D: Device>(
         }
     }
     Ok(12 * u64::from(n))
+}
+
+/// [`gated_act`] or, without `act`, `out = gate·σ(up)`; the result also goes to `q8` as
+/// [`quantize_q8`](super::quantize_q8()) gives it. `out` is apart from the inputs, or `gate` without `act`.
+///
+/// # Errors
+/// Where the lengths do not agree, or rows are no multiple of 32.
+#[expect(unsafe_code, reason = "a launch")]
+pub fn gated_act_q8<D: Device>(
+    device: &D,
+    act: Option<GatedAct>,
+    gate: Slice<'_, f32>,
+    up: Slice<'_, f32>,
+    out: Slice<'_, f32>,
+    q8: Q8<'_>,
+) -> Result<u64> {
+    let check = Check("gated_act_q8");
+    let (_, n) = one_lane_each(check, "out", out.len())?;
+    operand(check, device, "out", out, out.len())?;
+    check.that("q8", q8.cols > 0 && n.is_multiple_of(q8.cols), "does not divide out into rows")?;
+    // A lane steps past the end by at most a block.
+    check.that("out", n <= u32::MAX - 4 * gated_act::THREADS, "has too many elements")?;
+    for (name, x) in [("gate", gate), ("up", up)] {
+        operand(check, device, name, x, out.len())?;
+        check.aligned(name, x, 16)?;
+        let in_place = act.is_none() && name == "gate" && x.address() == out.address();
+        check.that("out", in_place || !out.overlaps(x), "overlaps an input")?;
+    }
+    check.aligned("out", out, 16)?;
+    q8.check_output(check, device, u64::from(n / q8.cols), &[gate, up, out])?;
+    if n > 0 {
+        let launch = Launch::linear(n.div_ceil(4 * gated_act::THREADS), gated_act::THREADS).dependent();
+        let (qs, d, s) = (q8.qs.ptr_mut(), q8.d.ptr_mut(), q8.s.ptr_mut());
+        let args = (gate.ptr(), up.ptr(), out.ptr_mut(), qs, d, s, n);
+        // SAFETY: the three have `n` elements, whole rows of a multiple of 32; alignment and overlap were checked
+        // above; the kernels wait for the grid ahead before they read.
+        match act {
+            Some(GatedAct::SwiGlu) => unsafe { device.launch(gated_act::swiglu_q8, launch, args)? },
+            Some(GatedAct::SwiGluOai) => unsafe { device.launch(gated_act::swiglu_oai_q8, launch, args)? },
+            None => unsafe { device.launch(gated_act::sigmoid_mul_q8, launch, args)? },
+        }
+    }
+    Ok(12 * u64::from(n) + Q8::bytes(u64::from(n)))
 }

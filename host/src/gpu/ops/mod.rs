@@ -33,7 +33,7 @@ use super::memory::Slice;
 pub use argmax::{Parts, argmax, n_part};
 pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, n_split, takes_head_dim};
 pub use elementwise::{
-    add, add_bias, gated_act, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
+    add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
 pub use matrix::Matrix;
@@ -42,10 +42,10 @@ pub use moe::{moe_weighted_acc, softmax_topk};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
 pub use repack::repack;
-pub use rms_norm::{rms_norm, rms_norm_add};
+pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
 pub use sample::sample;
-pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, takes_delta_net};
+pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
 
 /// The result of a launcher.
 pub type Result<T> = std::result::Result<T, OpError>;

@@ -36,6 +36,31 @@ impl Q8<'_> {
     }
 }
 
+impl Q8<'_> {
+    /// As [`Q8::check`], for a kernel that writes it.
+    pub(super) fn check_output<D: Device>(
+        &self,
+        check: Check,
+        device: &D,
+        n_rows: u64,
+        others: &[Slice<'_, f32>],
+    ) -> Result<()> {
+        self.check(check, device, n_rows)?;
+        for other in others {
+            check.apart("qs", self.qs, *other)?;
+            check.apart("d", self.d, *other)?;
+            check.apart("s", self.s, *other)?;
+        }
+        let overlap = self.qs.overlaps(self.d) || self.qs.overlaps(self.s) || self.d.overlaps(self.s);
+        check.that("qs", !overlap, "outputs overlap")
+    }
+
+    /// Bytes of `n` elements: one each, a scale for 32 and a sum for 16.
+    pub(super) fn bytes(n: u64) -> u64 {
+        n * 11 / 8
+    }
+}
+
 /// Quantises `rows` rows of `x`, which are `x_stride` elements apart.
 ///
 /// # Errors
