@@ -89,11 +89,15 @@ pub(super) fn completion_logprobs(fields: &Fields<'_>) -> Result<Option<u8>, Api
 fn sampling(fields: &Fields<'_>, n_vocab: u32) -> Result<Sampling, ApiError> {
     let off = Sampling::default();
     let number = |name, default| Ok::<_, ApiError>(fields.number(name)?.unwrap_or(default));
+    let top_p = number("top_p", off.top_p)?;
+    if !(0.0..=1.0).contains(&top_p) {
+        return Err(fields.wrong("top_p", format!("{top_p} is not from 0 to 1")));
+    }
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     Ok(Sampling {
         temperature: number("temperature", 1.0)?,
         top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.unwrap_or(0) as i32,
-        top_p: number("top_p", off.top_p)?,
+        top_p,
         min_p: number("min_p", off.min_p)?,
         repeat_penalty: number("repeat_penalty", off.repeat_penalty)?,
         frequency_penalty: number("frequency_penalty", off.frequency_penalty)?,
