@@ -8,6 +8,7 @@ use axum::response::Response;
 use super::app::{App, Model, off_thread};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::json_mask::JsonMask;
 use super::params::{MAX_CHOICES, Params, chat_logprobs, completion_logprobs};
 use super::pieces::Pieces;
 use super::reasoning::Splitter;
@@ -21,6 +22,8 @@ struct Prepared {
     prompts: Vec<Vec<u32>>,
     /// Whether the prompt ends inside a thought.
     opens_thought: bool,
+    /// Whether the reply has to be a JSON object.
+    json: bool,
 }
 
 pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -37,31 +40,43 @@ async fn reply(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, 
         let app = app.clone();
         off_thread(move || prepare(&app.model, kind, &body)).await?
     };
-    let Prepared { params, prompts, opens_thought } = prepared;
-    let mut work = Vec::with_capacity(prompts.len() * params.n);
-    for prompt in prompts {
-        work.extend((0..params.n).map(|choice| Work::Reply(Box::new(params.request(prompt.clone(), choice)))));
-    }
-    let splitters: Vec<Splitter> = work
-        .iter()
-        .map(|_| match kind {
-            Kind::Chat if app.model.thinks => Splitter::new(opens_thought),
-            _ => Splitter::off(),
-        })
-        .collect();
-    let n_choices = splitters.len();
+    let n_choices = prepared.prompts.len() * prepared.params.n;
+    let splitter = || match kind {
+        Kind::Chat if app.model.thinks => Splitter::new(prepared.opens_thought),
+        _ => Splitter::off(),
+    };
+    let splitters = (0..n_choices).map(|_| splitter()).collect();
     let param = if kind == Kind::Chat { "messages" } else { "prompt" };
     // Refused before a stream begins: the status still says so.
-    let events = app.submit(work, param).await?;
+    let events = app.submit(prepared.work(&app.model), param).await?;
+    let params = prepared.params;
     let pieces = Pieces::new(events, splitters, params.n);
     let writer = Writer::new(app, kind, n_choices, params.logprobs.is_some());
     writer.respond(pieces, params.stream, params.include_usage).await
+}
+
+impl Prepared {
+    /// The requests of all choices, those of a prompt together.
+    fn work(&self, model: &Model) -> Vec<Work> {
+        let mut work = Vec::with_capacity(self.prompts.len() * self.params.n);
+        for prompt in &self.prompts {
+            work.extend((0..self.params.n).map(|choice| {
+                let mut request = self.params.request(prompt.clone(), choice);
+                if self.json {
+                    request.mask = Some(Box::new(JsonMask::new(model.tokenizer.clone(), self.opens_thought)));
+                }
+                Work::Reply(Box::new(request))
+            }));
+        }
+        work
+    }
 }
 
 fn prepare(model: &Model, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError> {
     let map = body::parse(body)?;
     let fields = Fields::new(&map);
     refuse_unsupported(&fields, kind)?;
+    let json = wants_json(&fields)?;
     let logprobs = match kind {
         Kind::Chat => chat_logprobs(&fields)?,
         Kind::Completion => completion_logprobs(&fields)?,
@@ -77,7 +92,18 @@ fn prepare(model: &Model, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError>
     if prompts.len() * params.n > MAX_CHOICES {
         return Err(fields.wrong("n", format!("prompts times n may be up to {MAX_CHOICES}")));
     }
-    Ok(Prepared { params, prompts, opens_thought })
+    Ok(Prepared { params, prompts, opens_thought, json })
+}
+
+/// `response_format`: text, or an object of any shape.
+fn wants_json(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let Some(format) = fields.object("response_format", "response_format.")? else { return Ok(false) };
+    match format.text("type")? {
+        Some("text") => Ok(false),
+        Some("json_object") => Ok(true),
+        Some("json_schema") => Err(ApiError::unsupported("response_format", "a schema (json_object is)")),
+        _ => Err(format.wrong("type", "expected \"text\" or \"json_object\"")),
+    }
 }
 
 /// Fields that change what a reply means are refused rather than ignored.
@@ -89,11 +115,6 @@ fn refuse_unsupported(fields: &Fields<'_>, kind: Kind) -> Result<(), ApiError> {
                 if fields.list(name)?.is_some_and(|list| !list.is_empty()) && !no_tools {
                     return Err(ApiError::unsupported(name, "calling tools"));
                 }
-            }
-            if let Some(format) = fields.object("response_format", "response_format.")?
-                && format.text("type")?.is_some_and(|kind| kind != "text")
-            {
-                return Err(ApiError::unsupported("response_format", "a format other than text"));
             }
         }
         Kind::Completion => {

@@ -16,6 +16,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod generate;
+mod json_mask;
 mod listen;
 mod logprobs;
 mod metrics;

@@ -84,3 +84,30 @@ fn tokens_there_and_back() {
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "small");
     assert_eq!(server.get("/v1/models/small").status, 200);
 }
+
+#[test]
+fn a_json_object_is_what_the_format_says() {
+    let server = Server::start(&[]);
+    let mut ended = 0;
+    for seed in 0..8 {
+        let body = json!({
+            "messages": [{"role": "user", "content": "JSON"}], "max_tokens": 300, "temperature": 1, "seed": seed,
+            "response_format": {"type": "json_object"},
+        });
+        let reply = server.ok("/v1/chat/completions", &body);
+        let text = reply["choices"][0]["message"]["content"].as_str().expect("a text");
+        if reply["choices"][0]["finish_reason"] == "stop" {
+            assert!(serde_json::from_str::<Value>(text).is_ok_and(|json| json.is_object()), "{text}");
+            ended += 1;
+        } else {
+            // Cut off by the limit: so far it was the beginning of an object.
+            let error = serde_json::from_str::<Value>(text).expect_err("half an object");
+            assert!(error.is_eof(), "{error}: {text}");
+        }
+    }
+    assert!(ended > 0, "no reply ended by itself");
+    for format in [json!({"type": "json_schema", "json_schema": {}}), json!({"type": 5}), json!({}), json!("json")] {
+        let body = json!({"messages": [{"role": "user", "content": "JSON"}], "response_format": format});
+        server.refused("/v1/chat/completions", &body, 400);
+    }
+}
