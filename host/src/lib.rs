@@ -17,4 +17,5 @@ pub mod engine;
 pub mod gguf;
 pub mod gpu;
 pub mod model;
+pub mod server;
 pub mod tokenizer;

@@ -30,6 +30,9 @@ pub enum CliError {
     /// The chat template failed.
     #[error("the chat template could not be applied")]
     Template(#[from] chat::TemplateError),
+    /// The server could not start, or failed.
+    #[error(transparent)]
+    Server(#[from] crate::server::ServerError),
     /// A file could not be read or written.
     #[error("{path}", path = path.display())]
     File {

@@ -21,6 +21,7 @@ mod output;
 mod prompt;
 mod report;
 mod run;
+mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
@@ -55,6 +56,8 @@ enum Command {
     Logits(logits::Args),
     /// Say how far the logits of one device are from those of another, or of a file.
     Compare(compare::Args),
+    /// Serve the model over HTTP: OpenAI's API, and a page to chat on.
+    Serve(serve::Args),
     /// Measure the speed of prompts and replies.
     Bench(bench::Args),
 }
@@ -77,6 +80,7 @@ impl Cli {
             Command::Tokenize(args) => tokenize::tokenize(args),
             Command::Logits(args) => logits::logits(args),
             Command::Compare(args) => compare::compare(args),
+            Command::Serve(args) => serve::serve(args),
             Command::Bench(args) => bench::bench(args),
         }
     }

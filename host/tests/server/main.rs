@@ -1,0 +1,8 @@
+//! `host serve` as a client meets it: the real program, on the CPU, with the small model.
+
+mod access;
+mod api;
+mod client;
+mod errors;
+mod load;
+mod text;
