@@ -19,7 +19,8 @@ pub const NO_INDEX: u32 = u32::MAX;
 /// Launch: grid `[n_part, rows, 1]`, block [`THREADS`], shared memory [`SHARED_BYTES`].
 ///
 /// # Safety
-/// `logits` has `rows` rows of at least `n` elements, `stride` apart; `part_value` and `part_index` are `[rows, n_part]`.
+/// `logits` has `rows` rows of at least `n` elements, `stride` apart; `part_value` and `part_index` are
+/// `[rows, n_part]`.
 #[kernel(max_threads = 256)]
 pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_index: *mut u32, n: u32, stride: u32) {
     let row = thread::block_idx_y() as usize;
@@ -30,8 +31,7 @@ pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_inde
         let mut i = thread::index_1d();
         while i < n {
             let value = ld(logits.add(i as usize));
-            // Not `>=`: a NaN is neither.
-            if !(value < f32::INFINITY) {
+            if value.is_nan() || value == f32::INFINITY {
                 best = (f32::INFINITY, NO_INDEX);
             } else if value > best.0 {
                 best = (value, i);

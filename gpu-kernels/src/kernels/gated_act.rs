@@ -100,7 +100,6 @@ unsafe fn activate_q8(
 /// As [`swiglu`], with `n` a positive multiple of 32, `out` apart from the inputs, everything 16-byte aligned; the
 /// outputs have the sizes above and overlap nothing else.
 #[kernel(max_threads = 256)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own")]
 pub unsafe fn swiglu_q8(
     gate: *const f32,
     up: *const f32,
@@ -119,7 +118,6 @@ pub unsafe fn swiglu_q8(
 /// # Safety
 /// As [`swiglu_q8`].
 #[kernel(max_threads = 256)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own")]
 pub unsafe fn swiglu_oai_q8(
     gate: *const f32,
     up: *const f32,
@@ -138,7 +136,6 @@ pub unsafe fn swiglu_oai_q8(
 /// # Safety
 /// As [`swiglu_q8`], where `out` may be `gate`.
 #[kernel(max_threads = 256)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own")]
 pub unsafe fn sigmoid_mul_q8(
     x: *const f32,
     gate: *const f32,

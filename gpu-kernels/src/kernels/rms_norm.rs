@@ -71,7 +71,6 @@ pub unsafe fn rms_norm_add(x: *mut f32, r: *const f32, w: *const f32, y: *mut f3
 /// As [`rms_norm`], with `n` a multiple of 32; the outputs have the shapes above, `qs` 16-byte aligned, and
 /// overlap nothing else.
 #[kernel(max_threads = 256)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own")]
 pub unsafe fn rms_norm_q8(
     x: *const f32,
     w: *const f32,

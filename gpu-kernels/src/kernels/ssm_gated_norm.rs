@@ -62,7 +62,6 @@ unsafe fn head_scale(x: *const f32, d: u32, eps: f32) -> f32 {
 /// As [`ssm_gated_norm`], with `d` a multiple of 32 and everything 16-byte aligned; the outputs have the shapes
 /// above and overlap nothing else.
 #[kernel(max_threads = 128)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's pointers are arguments of their own")]
 pub unsafe fn ssm_gated_norm_q8(
     x: *mut f32,
     z: *const f32,

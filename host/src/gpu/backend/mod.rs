@@ -98,6 +98,9 @@ impl BackendOptions {
     }
 }
 
+/// A rotation's frequencies in radians a position, and the same in turns on the device.
+type RopeTurns<D> = (Vec<f32>, Arc<Buffer<D, u64>>);
+
 /// Runs models on a device.
 pub struct GpuBackend<D: Device> {
     device: Arc<D>,
@@ -105,7 +108,7 @@ pub struct GpuBackend<D: Device> {
     /// The way of the weights, while they are loaded.
     loader: Option<weights::Loader<D>>,
     /// The rotations in use, by their frequencies.
-    ropes: Vec<(Vec<f32>, Arc<Buffer<D, u64>>)>,
+    ropes: Vec<RopeTurns<D>>,
     batches: batch::Pool<D>,
     partials: Option<tensor::Partials<D>>,
     chosen: Option<output::Chosen<D>>,

@@ -247,10 +247,12 @@ pub fn gated_act_q8<D: Device>(
         let args = (gate.ptr(), up.ptr(), out.ptr_mut(), qs, d, s, n);
         // SAFETY: the three have `n` elements, whole rows of a multiple of 32; alignment and overlap were checked
         // above; the kernels wait for the grid ahead before they read.
-        match act {
-            Some(GatedAct::SwiGlu) => unsafe { device.launch(gated_act::swiglu_q8, launch, args)? },
-            Some(GatedAct::SwiGluOai) => unsafe { device.launch(gated_act::swiglu_oai_q8, launch, args)? },
-            None => unsafe { device.launch(gated_act::sigmoid_mul_q8, launch, args)? },
+        unsafe {
+            match act {
+                Some(GatedAct::SwiGlu) => device.launch(gated_act::swiglu_q8, launch, args)?,
+                Some(GatedAct::SwiGluOai) => device.launch(gated_act::swiglu_oai_q8, launch, args)?,
+                None => device.launch(gated_act::sigmoid_mul_q8, launch, args)?,
+            }
         }
     }
     Ok(12 * u64::from(n) + Q8::bytes(u64::from(n)))
