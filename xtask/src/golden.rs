@@ -31,15 +31,15 @@ const MAX_LOGIT_ERROR: f64 = 1e-3;
 const MAX_INT8_RELATIVE_L2: f64 = 0.1;
 /// Rows of a batch.
 const N_BATCH: u32 = 64;
-/// The emulated device takes a hundred thousand times as long as a GPU.
-const EMULATED_POSITIONS: usize = 2;
+/// The emulated device runs every lane of every kernel as a program of its own.
+const EMULATED_POSITIONS: usize = 8;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// cpu, cuda, cuda:N or emulated.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     device: DeviceChoice,
-    /// Only the first N positions of each case; on the emulated device 2, if not given.
+    /// Only the first N positions of each case; on the emulated device 8, if not given.
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     n: Option<u32>,
 }
