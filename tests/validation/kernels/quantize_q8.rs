@@ -26,7 +26,9 @@ devices! {
     fn quantize_q8_is_within_half_a_step(device) {
         let mut random = Random::new(2);
         // One block, less and more than a warp's 128 elements, a block of lanes ± 1, a prime number of blocks.
-        for (rows, cols, stride) in [(1, 32, 32), (3, 96, 100), (2, 128, 128), (1, 1024, 1024), (2, 1056, 1060), (5, 41 * 32, 41 * 32)] {
+        let shapes =
+            [(1, 32, 32), (3, 96, 100), (2, 128, 128), (1, 1024, 1024), (2, 1056, 1060), (5, 41 * 32, 41 * 32)];
+        for (rows, cols, stride) in shapes {
             let x: Vec<f32> = (0..rows * stride).map(|_| random.unit() * (random.unit() * 20.0).exp2()).collect();
             let got = run(device, &x, rows, cols, stride);
             for row in 0..rows as usize {
