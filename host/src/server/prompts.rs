@@ -26,7 +26,7 @@ pub(super) fn chat(model: &Model, fields: &Fields<'_>, tools: &[Value]) -> Resul
     if let Some(effort) = fields.text("reasoning_effort")? {
         vars.insert("reasoning_effort".to_owned(), effort.into());
     }
-    let chat = Chat { messages: &messages, tools, vars: Some(&vars), add_generation_prompt: true, ..Chat::default() };
+    let chat = Chat { messages: &messages, tools, vars: Some(&vars), add_generation_prompt: true };
     let prompt = template.render(&chat)?;
     let opens_thought = prompt.segments().last().is_some_and(|s| s.special && s.text.trim_end().ends_with("<think>"));
     Ok(ChatPrompt { ids: model.tokenizer.encode_segments(&prompt.segments()), opens_thought })
