@@ -21,6 +21,8 @@ pub(super) struct Model {
     pub(super) n_ctx: u32,
     /// Whether its replies may begin with a thought.
     pub(super) thinks: bool,
+    /// Whether it can be offered tools.
+    pub(super) calls_tools: bool,
 }
 
 /// The server's state.

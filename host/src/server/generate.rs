@@ -14,7 +14,7 @@ use super::pieces::Pieces;
 use super::reasoning::Splitter;
 use super::reply::{Kind, Writer};
 use super::worker::Work;
-use super::{body, prompts};
+use super::{body, prompts, tools};
 
 /// A request that is understood.
 struct Prepared {
@@ -22,6 +22,8 @@ struct Prepared {
     prompts: Vec<Vec<u32>>,
     /// Whether the prompt ends inside a thought.
     opens_thought: bool,
+    /// Whether the reply may call tools.
+    calls_tools: bool,
     /// Whether the reply has to be a JSON object.
     json: bool,
 }
@@ -50,7 +52,7 @@ async fn reply(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, 
     // Refused before a stream begins: the status still says so.
     let events = app.submit(prepared.work(&app.model), param).await?;
     let params = prepared.params;
-    let pieces = Pieces::new(events, splitters, params.n);
+    let pieces = Pieces::new(events, splitters, prepared.calls_tools, params.n);
     let writer = Writer::new(app, kind, n_choices, params.logprobs.is_some());
     writer.respond(pieces, params.stream, params.include_usage).await
 }
@@ -75,24 +77,30 @@ impl Prepared {
 fn prepare(model: &Model, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError> {
     let map = body::parse(body)?;
     let fields = Fields::new(&map);
-    refuse_unsupported(&fields, kind)?;
     let json = wants_json(&fields)?;
     let logprobs = match kind {
         Kind::Chat => chat_logprobs(&fields)?,
         Kind::Completion => completion_logprobs(&fields)?,
     };
     let params = Params::read(&fields, logprobs, model.n_vocab)?;
-    let (prompts, opens_thought) = match kind {
+    let (prompts, opens_thought, calls_tools) = match kind {
         Kind::Chat => {
-            let prompt = prompts::chat(model, &fields)?;
-            (vec![prompt.ids], prompt.opens_thought)
+            let tools = tools::read(model, &fields)?;
+            if json && !tools.is_empty() {
+                return Err(ApiError::unsupported("response_format", "a JSON object together with tools"));
+            }
+            let prompt = prompts::chat(model, &fields, tools)?;
+            (vec![prompt.ids], prompt.opens_thought, !tools.is_empty())
         }
-        Kind::Completion => (prompts::plain(model, &fields, "prompt")?, false),
+        Kind::Completion => {
+            refuse_unsupported(&fields)?;
+            (prompts::plain(model, &fields, "prompt")?, false, false)
+        }
     };
     if prompts.len() * params.n > MAX_CHOICES {
         return Err(fields.wrong("n", format!("prompts times n may be up to {MAX_CHOICES}")));
     }
-    Ok(Prepared { params, prompts, opens_thought, json })
+    Ok(Prepared { params, prompts, opens_thought, calls_tools, json })
 }
 
 /// `response_format`: text, or an object of any shape.
@@ -106,29 +114,17 @@ fn wants_json(fields: &Fields<'_>) -> Result<bool, ApiError> {
     }
 }
 
-/// Fields that change what a reply means are refused rather than ignored.
-fn refuse_unsupported(fields: &Fields<'_>, kind: Kind) -> Result<(), ApiError> {
-    match kind {
-        Kind::Chat => {
-            let no_tools = fields.get("tool_choice").and_then(|choice| choice.as_str()) == Some("none");
-            for name in ["tools", "functions"] {
-                if fields.list(name)?.is_some_and(|list| !list.is_empty()) && !no_tools {
-                    return Err(ApiError::unsupported(name, "calling tools"));
-                }
-            }
-        }
-        Kind::Completion => {
-            if fields.bool("echo")? {
-                return Err(ApiError::unsupported("echo", "repeating the prompt"));
-            }
-            if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-                return Err(ApiError::unsupported("suffix", "filling in before a suffix"));
-            }
-            let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.unwrap_or(1);
-            if fields.integer("best_of", 0..=i64::MAX)?.is_some_and(|best_of| best_of > n) {
-                return Err(ApiError::unsupported("best_of", "choosing among more replies than are returned"));
-            }
-        }
+/// Fields of a completion that change what a reply means are refused rather than ignored.
+fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
+    if fields.bool("echo")? {
+        return Err(ApiError::unsupported("echo", "repeating the prompt"));
+    }
+    if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::unsupported("suffix", "filling in before a suffix"));
+    }
+    let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.unwrap_or(1);
+    if fields.integer("best_of", 0..=i64::MAX)?.is_some_and(|best_of| best_of > n) {
+        return Err(ApiError::unsupported("best_of", "choosing among more replies than are returned"));
     }
     Ok(())
 }

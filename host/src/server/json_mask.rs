@@ -223,8 +223,8 @@ impl Json {
             0x20..=0x7F => true,
             0xC2..=0xF4 => {
                 self.utf8 = match byte {
-                    ..0xE0 => 1,
-                    ..0xF0 => 2,
+                    0xC2..=0xDF => 1,
+                    0xE0..=0xEF => 2,
                     _ => 3,
                 };
                 true

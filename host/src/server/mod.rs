@@ -2,7 +2,7 @@
 //!
 //! One thread owns the engine and steps it (`worker`); requests reach it through a channel, and every request has a
 //! channel of its own for what comes back. The HTTP side (tokio, hyper, axum) never touches the model: it turns
-//! requests into token ids (`fields`, `params`, `prompts`), events into replies (`pieces`, `reasoning`, `reply`,
+//! requests into token ids (`fields`, `params`, `prompts`), events into replies (`pieces`, `reasoning`, `tools`, `reply`,
 //! `stream`), and drops the receiving end when a client goes away, which is all that cancelling takes.
 //!
 //! What is bounded, and where: connections and their heads (`listen`), bodies (`body`), choices (`params`), waiting
@@ -28,6 +28,7 @@ mod reply;
 mod routes;
 mod stream;
 mod tokens;
+mod tools;
 mod worker;
 
 use std::net::SocketAddr;
@@ -72,6 +73,7 @@ pub fn serve(engine: Engine, options: ServerOptions, ready: impl FnOnce(SocketAd
         alias: options.alias,
         tokenizer,
         thinks: template.as_ref().is_some_and(|template| template.source().contains("</think>")),
+        calls_tools: template.as_ref().is_some_and(|template| tools::knows(template)),
         template,
         n_vocab: u32::try_from(engine.config().n_vocab).expect("a configuration limits n_vocab to 2^24"),
         n_ctx: engine.n_ctx(),

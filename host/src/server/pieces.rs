@@ -3,6 +3,7 @@
 
 use super::error::ApiError;
 use super::reasoning::{Split, Splitter};
+use super::tools::{Call, CallSplitter};
 use super::worker::Events;
 use crate::engine::{Event, FinishReason, SampledToken, Usage};
 
@@ -14,8 +15,11 @@ pub(super) struct Piece {
     /// Whether it is the choice's first.
     pub(super) first: bool,
     pub(super) split: Split,
+    /// Calls of tools that are complete, and how many there were before.
+    pub(super) calls: Vec<Call>,
+    pub(super) n_calls: usize,
     pub(super) tokens: Vec<SampledToken>,
-    /// `stop` or `length`: it is the choice's last.
+    /// `stop`, `length` or `tool_calls`: it is the choice's last.
     pub(super) finish: Option<&'static str>,
 }
 
@@ -29,6 +33,9 @@ pub(super) struct Totals {
 
 struct Choice {
     splitter: Splitter,
+    /// Where tools were offered.
+    calls: Option<CallSplitter>,
+    n_calls: usize,
     started: bool,
     finished: bool,
 }
@@ -43,9 +50,10 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// `splitters`: one per choice.
-    pub(super) fn new(events: Events, splitters: Vec<Splitter>, n: usize) -> Self {
-        let choice = |splitter| Choice { splitter, started: false, finished: false };
+    /// `splitters`: one per choice; `tools`: whether calls are to be looked for.
+    pub(super) fn new(events: Events, splitters: Vec<Splitter>, tools: bool, n: usize) -> Self {
+        let calls = || tools.then(CallSplitter::default);
+        let choice = |splitter| Choice { splitter, calls: calls(), n_calls: 0, started: false, finished: false };
         Self { events, choices: splitters.into_iter().map(choice).collect(), n, totals: Totals::default() }
     }
 
@@ -72,7 +80,7 @@ impl Pieces {
 
     fn piece(&mut self, index: usize, event: Event) -> Result<Option<Piece>, ApiError> {
         let Some(choice) = self.choices.get_mut(index) else { return Ok(None) };
-        let (split, tokens, finish) = match event {
+        let (mut split, tokens, mut finish) = match event {
             Event::Started { .. } | Event::Embedding { .. } => return Ok(None),
             Event::Text { text, tokens, .. } => (choice.splitter.push(&text), tokens, None),
             Event::Finished { reason, usage, .. } => {
@@ -87,8 +95,27 @@ impl Pieces {
                 (choice.splitter.finish(), Vec::new(), Some(finish))
             }
         };
+        let n_calls = choice.n_calls;
+        let calls = choice.take_calls(&mut split, finish.is_some());
+        if finish == Some("stop") && choice.n_calls > 0 {
+            finish = Some("tool_calls");
+        }
         let first = !std::mem::replace(&mut choice.started, true);
-        Ok(Some(Piece { index, first, split, tokens, finish }))
+        Ok(Some(Piece { index, first, split, calls, n_calls, tokens, finish }))
+    }
+}
+
+impl Choice {
+    /// Takes the calls out of the content.
+    fn take_calls(&mut self, split: &mut Split, ended: bool) -> Vec<Call> {
+        let Some(splitter) = &mut self.calls else { return Vec::new() };
+        let (content, calls) = splitter.push(&split.content);
+        split.content = content;
+        self.n_calls += calls.len();
+        if ended {
+            split.content.push_str(&splitter.finish(self.n_calls > 0));
+        }
+        calls
     }
 }
 

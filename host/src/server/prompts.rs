@@ -16,8 +16,8 @@ pub(super) struct ChatPrompt {
     pub(super) opens_thought: bool,
 }
 
-/// Renders and tokenises `messages`.
-pub(super) fn chat(model: &Model, fields: &Fields<'_>) -> Result<ChatPrompt, ApiError> {
+/// Renders and tokenises `messages`, and the tools on offer.
+pub(super) fn chat(model: &Model, fields: &Fields<'_>, tools: &[Value]) -> Result<ChatPrompt, ApiError> {
     let messages = Message::parse_all(fields.get("messages").unwrap_or(&Value::Null))?;
     let template = model.template.as_ref().ok_or_else(|| {
         ApiError::unsupported("messages", "chatting with a model that has no chat template (see --chat-template)")
@@ -26,7 +26,7 @@ pub(super) fn chat(model: &Model, fields: &Fields<'_>) -> Result<ChatPrompt, Api
     if let Some(effort) = fields.text("reasoning_effort")? {
         vars.insert("reasoning_effort".to_owned(), effort.into());
     }
-    let chat = Chat { messages: &messages, vars: Some(&vars), add_generation_prompt: true, ..Chat::default() };
+    let chat = Chat { messages: &messages, tools, vars: Some(&vars), add_generation_prompt: true };
     let prompt = template.render(&chat)?;
     let opens_thought = prompt.segments().last().is_some_and(|s| s.special && s.text.trim_end().ends_with("<think>"));
     Ok(ChatPrompt { ids: model.tokenizer.encode_segments(&prompt.segments()), opens_thought })

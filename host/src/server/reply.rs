@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::logprobs;
 use super::pieces::{Piece, Pieces, Totals};
 use super::stream;
+use super::tools::Call;
 use crate::engine::SampledToken;
 
 /// Which endpoint replies.
@@ -37,6 +38,7 @@ pub(super) struct Writer {
 struct Gathered {
     reasoning: String,
     content: String,
+    calls: Vec<Call>,
     tokens: Vec<SampledToken>,
     finish: &'static str,
 }
@@ -73,9 +75,9 @@ impl Writer {
 
     /// One chunk of a stream; `None` where a piece has nothing to show yet.
     pub(super) fn chunk(&mut self, piece: &Piece) -> Option<Value> {
-        let Piece { index, first, split, tokens, finish } = piece;
+        let Piece { index, first, split, calls, n_calls, tokens, finish } = piece;
         let logprobs = self.logprobs && !tokens.is_empty();
-        if split.content.is_empty() && split.reasoning.is_empty() && finish.is_none() && !logprobs {
+        if split.content.is_empty() && split.reasoning.is_empty() && calls.is_empty() && finish.is_none() && !logprobs {
             // The role goes out at once: it tells the client that its reply has begun.
             if !(*first && self.kind == Kind::Chat) {
                 return None;
@@ -94,6 +96,14 @@ impl Writer {
                 }
                 if !split.content.is_empty() || *first {
                     delta.insert("content".to_owned(), split.content.as_str().into());
+                }
+                if !calls.is_empty() {
+                    let calls = calls.iter().zip(*n_calls..).map(|(call, i)| {
+                        let mut json = self.call(*index, i, call);
+                        json["index"] = i.into();
+                        json
+                    });
+                    delta.insert("tool_calls".to_owned(), calls.collect());
                 }
                 choice.insert("delta".to_owned(), delta.into());
             }
@@ -120,6 +130,7 @@ impl Writer {
             let Some(choice) = gathered.get_mut(piece.index) else { continue };
             choice.reasoning.push_str(&piece.split.reasoning);
             choice.content.push_str(&piece.split.content);
+            choice.calls.extend(piece.calls);
             choice.tokens.extend(piece.tokens);
             choice.finish = piece.finish.unwrap_or(choice.finish);
         }
@@ -140,6 +151,13 @@ impl Writer {
                 if !choice.reasoning.is_empty() {
                     message["reasoning_content"] = choice.reasoning.into();
                 }
+                if !choice.calls.is_empty() {
+                    let calls = choice.calls.iter().enumerate().map(|(i, call)| self.call(index, i, call));
+                    message["tool_calls"] = calls.collect();
+                    if message["content"] == "" {
+                        message["content"] = Value::Null;
+                    }
+                }
                 map.insert("message".to_owned(), message);
             }
             Kind::Completion => {
@@ -149,6 +167,15 @@ impl Writer {
         map.insert("logprobs".to_owned(), logprobs);
         map.insert("finish_reason".to_owned(), choice.finish.into());
         map.into()
+    }
+
+    /// Call `i` of a choice; its id is like no other of this server.
+    fn call(&self, choice: usize, i: usize, call: &Call) -> Value {
+        json!({
+            "id": format!("call_{}_{choice}_{i}", self.id.trim_start_matches("chatcmpl-")),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        })
     }
 
     fn logprobs_json(&mut self, index: usize, tokens: &[SampledToken], wanted: bool) -> Value {

@@ -111,3 +111,40 @@ fn a_json_object_is_what_the_format_says() {
         server.refused("/v1/chat/completions", &body, 400);
     }
 }
+
+/// How templates show tools, in a few lines.
+const TOOL_TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }} Call: <tool_call>…</tool_call>\n{% endif %}\
+    {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+
+#[test]
+fn tools_are_shown_to_the_model_and_a_call_can_be_offered_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = folder.path().join("template.jinja");
+    std::fs::write(&template, TOOL_TEMPLATE).expect("the file is written");
+    let server = Server::start(&["--chat-template", template.to_str().expect("UTF-8")]);
+    let tool = |name: &str| json!([{"type": "function", "function": {"name": name, "description": "How warm it is"}}]);
+    let chat = |tools: Value, choice: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        json!({"messages": messages, "tools": tools, "tool_choice": choice, "max_tokens": 4, "temperature": 0})
+    };
+    let path = "/v1/chat/completions";
+    let n_prompt = |body: &Value| server.ok(path, body)["usage"]["prompt_tokens"].as_u64().expect("a number");
+    let without = n_prompt(&chat(Value::Null, Value::Null));
+    assert!(n_prompt(&chat(tool("warmth"), Value::Null)) > without + 20);
+    assert!(n_prompt(&chat(tool("warmth"), "auto".into())) > without + 20);
+    assert_eq!(n_prompt(&chat(tool("warmth"), "none".into())), without);
+    // Text that calls nothing is text, streamed and whole.
+    let whole = server.ok(path, &chat(tool("warmth"), Value::Null));
+    let chunks = server.stream(path, &chat(tool("warmth"), Value::Null));
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(whole["choices"][0]["message"]["content"], text);
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "warmth"}})] {
+        let error = server.refused(path, &chat(tool("warmth"), choice), 400);
+        assert_eq!((&error["param"], &error["code"]), (&json!("tool_choice"), &json!("unsupported")));
+    }
+    for tools in [tool("no name"), tool(""), json!([5]), json!([{"type": "oven"}])] {
+        assert_eq!(server.refused(path, &chat(tools, Value::Null), 400)["param"], "tools[0]");
+    }
+}
