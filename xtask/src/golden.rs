@@ -266,7 +266,7 @@ impl Blocks {
         let digits = digits.context("dequant.json: not a hexadecimal digit")?;
         let bytes: Vec<u8> = digits.as_chunks::<2>().0.iter().map(|[high, low]| high << 4 | low).collect();
         let n_blocks = bytes.len() / ty.block_bytes();
-        if bytes.len() % ty.block_bytes() != 0 || n_blocks * ty.block_elems() != self.values.len() {
+        if !bytes.len().is_multiple_of(ty.block_bytes()) || n_blocks * ty.block_elems() != self.values.len() {
             bail!("dequant.json: {} bytes are not {} values of {ty}", bytes.len(), self.values.len());
         }
         let mut ours = vec![f32::NAN; self.values.len()];
