@@ -155,7 +155,7 @@ impl SharedContext {
 pub struct CudaDevice {
     pub(super) timers: Timers,
     pub(super) kernels: Kernels,
-    pub(super) stream: Stream,
+    pub(super) stream: Arc<Stream>,
     pub(super) context: Arc<SharedContext>,
     pub(super) id: DeviceId,
     pub(super) info: DeviceInfo,
@@ -203,7 +203,8 @@ impl CudaDevice {
         let context = Arc::new(context);
         context.bind()?;
         let kernels = Kernels::load(source, driver.version(), &info.properties)?;
-        let stream = check_cust("cuStreamCreate", Stream::new(StreamFlags::DEFAULT, None))?;
+        // Apart from the legacy default stream: work there, by anyone in the process, would break a capture here.
+        let stream = Arc::new(check_cust("cuStreamCreate", Stream::new(StreamFlags::NON_BLOCKING, None))?);
         Ok(CudaDevice {
             timers: Timers::default(),
             kernels,

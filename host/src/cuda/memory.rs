@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use cust::context::CurrentContext;
 use cust::error::CudaError;
 use cust::memory::{DeviceBuffer, LockedBuffer};
+use cust::stream::Stream;
 
 use super::device::{CudaDevice, SharedContext};
 use super::error::check_cust;
+use super::raw;
 use crate::gpu::device::{DeviceError, Memory, Pinned, Result};
 
 /// One allocation. Freeing it waits for the device, which is why steps allocate nothing.
@@ -44,13 +45,15 @@ impl Drop for CudaMemory {
     }
 }
 
-/// Page-locked host memory. Dropping it waits for the device first: a transfer may still use it.
+/// Page-locked host memory. Dropping it waits for its device's stream first: a transfer may still use it.
+/// (Not for the whole context, which would break a capture of another device object there.)
 pub struct CudaPinned {
     buffer: Option<LockedBuffer<u8>>,
+    stream: Arc<Stream>,
     context: Arc<SharedContext>,
 }
 
-// SAFETY: it is ordinary host memory, owned by this value alone.
+// SAFETY: it is ordinary host memory, owned by this value alone; a stream's handle may be used from any thread.
 unsafe impl Send for CudaPinned {}
 // SAFETY: shared use only reads bytes.
 unsafe impl Sync for CudaPinned {}
@@ -69,7 +72,8 @@ impl Drop for CudaPinned {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // A fault here is a kernel's, and is reported by the next call on the device.
-            let _ = CurrentContext::synchronize();
+            // SAFETY: the stream is live: this value shares it.
+            let _ = unsafe { raw::cuStreamSynchronize(self.stream.as_inner()) };
         }
         drop(self.buffer.take());
     }
@@ -95,11 +99,11 @@ impl CudaDevice {
 
     pub(super) fn alloc_host(&self, bytes: usize) -> Result<CudaPinned> {
         self.context.bind()?;
-        let context = Arc::clone(&self.context);
+        let (stream, context) = (Arc::clone(&self.stream), Arc::clone(&self.context));
         if bytes == 0 {
-            return Ok(CudaPinned { buffer: None, context });
+            return Ok(CudaPinned { buffer: None, stream, context });
         }
         let buffer = check_cust("cuMemAllocHost", LockedBuffer::new(&0u8, bytes))?;
-        Ok(CudaPinned { buffer: Some(buffer), context })
+        Ok(CudaPinned { buffer: Some(buffer), stream, context })
     }
 }
