@@ -11,6 +11,7 @@ use host::cpu::CpuBackend;
 use host::cuda::{CudaDevice, KernelSource, Selector};
 use host::gguf::Gguf;
 use host::gpu::{Activations, BackendOptions, Device, Emulated, GpuBackend};
+use host::model::distance::Distance;
 use host::model::golden::{self, Case, Expected};
 use host::model::{Executor, Limits, Session};
 
@@ -232,37 +233,6 @@ fn every_position_on_the_gpu_is_golden() {
     beginnings_are_golden(&device, Activations::Int8, INT8_TOLERANCE);
 }
 
-/// How far one set of logits is from the truth, over positions.
-#[derive(Default)]
-struct Distance {
-    n: usize,
-    kl: f64,
-    n_same_top: usize,
-}
-
-impl Distance {
-    fn mean_kl(&self) -> f64 {
-        self.kl / self.n as f64
-    }
-
-    fn top_share(&self) -> f64 {
-        self.n_same_top as f64 / self.n as f64
-    }
-
-    fn add(&mut self, ours: &[f32], truth: &[f32]) {
-        let log_softmax = |logits: &[f32]| {
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
-            logits.iter().map(|x| f64::from(x - max) - sum.ln()).collect::<Vec<f64>>()
-        };
-        let (p, q) = (log_softmax(truth), log_softmax(ours));
-        let top = |x: &[f64]| (0..x.len()).reduce(|best, i| if x[i] > x[best] { i } else { best });
-        self.n += 1;
-        self.kl += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-        self.n_same_top += usize::from(top(&p) == top(&q));
-    }
-}
-
 /// The default forms, int8 activations and f16 keys, against the CPU's f32: no farther than llama.cpp's quantised
 /// path is from the same truth.
 fn default_forms_are_near_the_truth(device: &Arc<CudaDevice>, file: &str, model: &Path, max_kl: f64, min_top: f64) {
@@ -281,7 +251,7 @@ fn default_forms_are_near_the_truth(device: &Arc<CudaDevice>, file: &str, model:
             distance.add(found, wanted);
         }
     }
-    let (n, kl, top) = (distance.n, distance.mean_kl(), distance.top_share());
+    let (n, kl, top) = (distance.positions, distance.mean_kl, distance.top1_agreement);
     println!("{file}: {n} positions, mean KL {kl:.5}, top-1 {:.2} %", top * 100.0);
     assert!(kl <= max_kl && top >= min_top, "{file}: mean KL {kl}, at most {max_kl}; top-1 {top}, at least {min_top}");
 }
