@@ -7,6 +7,7 @@
 
 mod batch;
 mod cache;
+mod fused;
 mod graph;
 mod operations;
 mod output;
@@ -69,7 +70,7 @@ pub struct BackendOptions {
     pub kv: KvType,
     /// Capture a step as a graph when its shape comes again.
     pub graphs: bool,
-    /// Quantise activations in the kernel that makes them.
+    /// Let one kernel do what several operations ask for, where there is such a kernel.
     pub fuse: bool,
     /// Let a product load its first weights while the kernel before it ends (sm_90 and later).
     pub overlap: bool,
@@ -174,6 +175,12 @@ impl<D: Device> GpuBackend<D> {
         self.device.upload(on_device.slice(), &turns).map_err(device_error)?;
         self.ropes.push((rope.inv_freq.clone(), Arc::clone(&on_device)));
         Ok(on_device)
+    }
+
+    /// Whether a kernel may be launched while the one ahead of it still runs, and load its weights before that has
+    /// ended: not while weights may still be under way to the device.
+    fn dependent(&self) -> bool {
+        self.options.overlap && !self.loading
     }
 
     /// Counts an operation's traffic.

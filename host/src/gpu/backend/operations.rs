@@ -15,11 +15,12 @@ use crate::backend::{
 use crate::gguf;
 use crate::gpu::device::Device;
 use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials};
+use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options and the weights' type ask for.
     fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32) -> Result {
-        let op = Matvec { dependent: self.options.overlap && !self.loading, ..op };
+        let op = Matvec { dependent: self.dependent(), ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
             ops::matvec_q8(&*self.device, &op, x)
@@ -373,5 +374,35 @@ impl<D: Device> Backend for GpuBackend<D> {
             None => ops::add(&*self.device, x, y),
         };
         self.done(launched)
+    }
+
+    fn attention_layer(
+        &mut self,
+        w: &Attention<Self>,
+        s: &mut Scratch<Self>,
+        cache: &mut Cache<D>,
+        layer: u32,
+        batch: &Batch<D>,
+    ) -> Result {
+        self.attention_stages(w, s, cache, layer, batch)
+    }
+
+    fn delta_net_layer(
+        &mut self,
+        w: &DeltaNet<Self>,
+        s: &mut Scratch<Self>,
+        cache: &mut Cache<D>,
+        layer: u32,
+        batch: &Batch<D>,
+    ) -> Result {
+        self.delta_net_stages(w, s, cache, layer, batch)
+    }
+
+    fn dense_ffn_layer(&mut self, w: &DenseFfn<Self>, s: &mut Scratch<Self>, batch: &Batch<D>) -> Result {
+        self.dense_ffn_stages(w, s, batch)
+    }
+
+    fn moe_layer(&mut self, w: &Moe<Self>, s: &mut Scratch<Self>, batch: &Batch<D>) -> Result {
+        self.moe_stages(w, s, batch)
     }
 }
