@@ -31,7 +31,14 @@ impl<D: Device> GpuBackend<D> {
     }
 
     /// `out = w·x`, or `out += w·x`, for `n` rows.
-    fn dense(&mut self, out: &mut Tensor<D>, w: &Matrix<D>, x: &Tensor<D>, n: u32, accumulate: bool) -> Result {
+    pub(super) fn dense(
+        &mut self,
+        out: &mut Tensor<D>,
+        w: &Matrix<D>,
+        x: &Tensor<D>,
+        n: u32,
+        accumulate: bool,
+    ) -> Result {
         let y_stride = out.cols();
         let y = out.rows_mut(n)?;
         self.product(Matvec { y_stride, accumulate, ..Matvec::new(w.view()?, y, n) }, x, n)
