@@ -80,6 +80,31 @@ pub struct CacheShape {
     pub n_slots: u32,
 }
 
+/// How a token is drawn from a row of logits, where a backend does that.
+///
+/// Tokens are ranked by their logit, the lower id first on a tie. With `w[i] = e^((l[i] − max l)/temperature)`, kept
+/// are of all tokens the first `top_k`; of those the shortest run from the first on that weighs at least `top_p` of
+/// their sum; of those the ones with `w[i] ≥ min_p`. Of the kept tokens, by rising id, the one is drawn at which the
+/// running sum of weights passes the share `uniform` of their total.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; positive.
+    pub temperature: f32,
+    /// Tokens that may be kept; 0: all.
+    pub top_k: u32,
+    /// Share of the weight that is kept; 1 or more: all.
+    pub top_p: f32,
+    /// Smallest weight relative to the largest; 0: all.
+    pub min_p: f32,
+    /// A number in [0, 1), as a multiple of 2⁻⁶⁴.
+    pub uniform: u64,
+}
+
+impl Draw {
+    /// The largest logit, the lowest id on a tie.
+    pub const GREEDY: Self = Draw { temperature: 1.0, top_k: 1, top_p: 1.0, min_p: 0.0, uniform: 0 };
+}
+
 /// What one layer keeps between steps.
 #[derive(Clone, Copy, Debug)]
 pub enum LayerCache {

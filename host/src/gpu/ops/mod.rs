@@ -44,7 +44,7 @@ pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
-pub use sample::sample;
+pub use sample::{SampleRoom, sample, sample_params};
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
 
 /// The result of a launcher.
