@@ -28,7 +28,7 @@ enum State {
 }
 
 /// Reads one reply; the prompt has begun its first message.
-pub(super) struct Reader {
+pub(in crate::server) struct Reader {
     state: State,
     held: String,
     /// Whether a message of the kind was there already: the next one is a new paragraph.

@@ -38,7 +38,7 @@ enum Call {
 }
 
 /// Reads one reply.
-pub(super) struct Reader {
+pub(in crate::server) struct Reader {
     state: State,
     held: String,
     calls: Option<CallForm>,
