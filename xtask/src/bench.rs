@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(path) => path.clone(),
         None => {
             setup::smollm2()?;
-            workspace::cache().join(setup::SMOLLM2_FILE)
+            workspace::cache().join(host::models::SMOLLM2_FILE)
         }
     };
     let peer = args.peer.clone().map_or_else(peer::build, Ok)?;

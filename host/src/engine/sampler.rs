@@ -36,6 +36,9 @@ pub enum SampleError {
     /// The same, found on the device.
     #[error("the model's output is broken")]
     Broken,
+    /// The mask does not know what may come next.
+    #[error("{0}")]
+    Mask(String),
     /// Mask and biases together forbid everything.
     #[error("no token is allowed by the mask and the biases")]
     NothingAllowed,
@@ -111,7 +114,7 @@ impl Sampler {
 
         self.penalise(logits);
         if let Some(mask) = mask {
-            mask.allow(logits);
+            mask.allow(logits).map_err(SampleError::Mask)?;
         }
         let id = if self.params.temperature == 0.0 { argmax(logits) } else { self.draw(logits) };
         let id = id.ok_or(SampleError::NothingAllowed)?;

@@ -135,13 +135,14 @@ fn rows_that_pad_the_head_are_never_said() {
 struct Only(Vec<u32>);
 
 impl TokenMask for Only {
-    fn allow(&mut self, logits: &mut [f32]) {
+    fn allow(&mut self, logits: &mut [f32]) -> Result<(), String> {
         let allowed = self.0.first().copied();
         for (id, logit) in (0..).zip(logits) {
             if Some(id) != allowed {
                 *logit = f32::NEG_INFINITY;
             }
         }
+        Ok(())
     }
 
     fn accept(&mut self, id: u32) {
