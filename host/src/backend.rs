@@ -105,6 +105,17 @@ impl Draw {
     pub const GREEDY: Self = Draw { temperature: 1.0, top_k: 1, top_p: 1.0, min_p: 0.0, uniform: 0 };
 }
 
+/// What a step chooses on the device, and what it takes from the step before without the host.
+#[derive(Clone, Debug, Default)]
+pub struct Choose {
+    /// Ids from here on are never chosen.
+    pub n_tokens: u32,
+    /// How the token of each output is drawn; empty: each is the largest logit, the lowest id on a tie.
+    pub draws: Vec<Draw>,
+    /// For every row, the output of the last step that chose whose token it takes instead of the batch's; empty: none.
+    pub fed: Vec<Option<u32>>,
+}
+
 /// What one layer keeps between steps.
 #[derive(Clone, Copy, Debug)]
 pub enum LayerCache {
@@ -269,18 +280,33 @@ pub trait Backend: Sized + Send {
 
     // --- the next token, where a backend chooses it ------------------------------------------------
 
-    /// Whether there is [`Backend::argmax`].
-    const HAS_ARGMAX: bool = false;
-    /// Notes for each output of the batch the id below `n_tokens` with the largest logit, the lowest on a tie, or
-    /// `u32::MAX` where a logit is NaN or +∞.
-    fn argmax(&mut self, logits: &Self::Tensor, n_tokens: u32, batch: &Self::Batch) -> Result {
-        let _ = (logits, n_tokens, batch);
-        Err(Error::Unsupported("argmax".to_owned()))
+    /// Whether there are the operations of this section.
+    const CHOOSES: bool = false;
+    /// As [`Backend::batch`], for a step that chooses.
+    fn choosing_batch(&mut self, batch: &Batch, choose: &Choose) -> Result<Self::Batch> {
+        let _ = (batch, choose);
+        Err(Error::Unsupported("choosing a token".to_owned()))
     }
-    /// Waits for all work and hands out what [`Backend::argmax`] noted of the first `n` outputs.
-    fn read_argmax(&mut self, n: u32, ids: &mut Vec<u32>) -> Result {
-        let _ = (n, ids);
-        Err(Error::Unsupported("argmax".to_owned()))
+    /// Before everything else of a step: gives the rows that are fed their tokens.
+    fn feed(&mut self, batch: &Self::Batch) -> Result {
+        let _ = batch;
+        Ok(())
+    }
+    /// After everything else: notes a token below `n_tokens` for each output of the batch, or `u32::MAX` where a logit
+    /// is NaN or +∞, or nothing can be drawn.
+    fn choose(&mut self, logits: &Self::Tensor, n_tokens: u32, batch: &Self::Batch) -> Result {
+        let _ = (logits, n_tokens, batch);
+        Err(Error::Unsupported("choosing a token".to_owned()))
+    }
+    /// Queues handing out what the last step noted, of its first `n` outputs.
+    fn queue_chosen(&mut self, n: u32) -> Result {
+        let _ = n;
+        Err(Error::Unsupported("choosing a token".to_owned()))
+    }
+    /// Waits for the oldest step that was queued to be handed out, and no later one, and hands it out.
+    fn read_chosen(&mut self, ids: &mut Vec<u32>) -> Result {
+        let _ = ids;
+        Err(Error::Unsupported("choosing a token".to_owned()))
     }
 
     // --- dense operations --------------------------------------------------------------------------

@@ -115,8 +115,20 @@ pub unsafe fn sample_search(
         if !searches && pass > 0 {
             return;
         }
-        let shift = if level == 0 { SHIFTS[0] } else if level == 1 { SHIFTS[1] } else { SHIFTS[2] };
-        let above = if level == 0 { 32 } else if level == 1 { SHIFTS[0] } else { SHIFTS[1] };
+        let shift = if level == 0 {
+            SHIFTS[0]
+        } else if level == 1 {
+            SHIFTS[1]
+        } else {
+            SHIFTS[2]
+        };
+        let above = if level == 0 {
+            32
+        } else if level == 1 {
+            SHIFTS[0]
+        } else {
+            SHIFTS[1]
+        };
         let mut s = if pass == 0 { SampleState::zeroed() } else { ld(state) };
         if level == 0 {
             s.prefix = 0;

@@ -208,7 +208,8 @@ fn bad_operands_are_refused() {
         let run = |n, token: Slice<'_, u32>| {
             ops::sample(device, logits.slice(), params.slice(), &room, token, n).map_err(|e| e.to_string())
         };
-        for (n, rows, why) in [(0, 2, "rows of 0"), (MAX_LOGITS + 1, 2, "rows of 0"), (13, 2, "n elements"), (12, 1, "")]
+        for (n, rows, why) in
+            [(0, 2, "rows of 0"), (MAX_LOGITS + 1, 2, "rows of 0"), (13, 2, "n elements"), (12, 1, "")]
         {
             let refused = run(n, token.slice().part(..rows).unwrap()).unwrap_err();
             assert!(refused.contains(why), "{refused}");

@@ -31,8 +31,7 @@ pub unsafe fn sample_draw(
     // barriers, for they depend on the row and on what all lanes have from `scan`.
     unsafe {
         let marks = marks.add(at * MARKS);
-        let (part_weight, part_equal) =
-            (part_weight.add(at * n_part as usize), part_equal.add(at * n_part as usize));
+        let (part_weight, part_equal) = (part_weight.add(at * n_part as usize), part_equal.add(at * n_part as usize));
         let p = ld(params.add(at));
         let max_key = ld(marks);
         let row = Row {

@@ -11,6 +11,7 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod feed;
 mod matrix;
 mod matvec;
 mod moe;
@@ -36,6 +37,7 @@ pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
+pub use feed::{Fed, NOT_FED, feed};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use moe::{moe_weighted_acc, softmax_topk};
