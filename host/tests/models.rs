@@ -49,11 +49,14 @@ impl Hub {
         let request = lines.next().unwrap_or_default();
         let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
         let header = |name: &str| {
-            let found = headers.iter().find_map(|line| line.split_once(": ").filter(|(n, _)| n.eq_ignore_ascii_case(name)));
+            let found =
+                headers.iter().find_map(|line| line.split_once(": ").filter(|(n, _)| n.eq_ignore_ascii_case(name)));
             found.map(|(_, value)| value.to_owned())
         };
         let mut state = self.state.lock().expect("no thread fails with it");
-        if state.token.is_some_and(|token| header("authorization") != Some(format!("Bearer {token}"))) && !request.contains("/bytes") {
+        if state.token.is_some_and(|token| header("authorization") != Some(format!("Bearer {token}")))
+            && !request.contains("/bytes")
+        {
             write!(stream, "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").ok();
         } else if request.contains("/owner/repo/resolve/main/tiny.gguf ") {
             let size = state.size.unwrap_or(self.bytes.len() as u64);
@@ -68,12 +71,15 @@ impl Hub {
             assert_eq!(header("authorization"), None, "the token goes to the hub alone");
             let range = header("range");
             state.ranges.push(range.clone());
-            let start = range.filter(|_| !state.no_ranges).and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+            let start = range
+                .filter(|_| !state.no_ranges)
+                .and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
             let (status, start) = start.map_or(("200 OK", 0), |start| ("206 Partial Content", start));
             let (body, total) = (&self.bytes[start..], self.bytes.len());
             let range = format!("content-range: bytes {start}-{}/{total}\r\n", total - 1);
             let range = if start > 0 { range.as_str() } else { "" };
-            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n{range}connection: close\r\n\r\n", body.len()).ok();
+            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n{range}connection: close\r\n\r\n", body.len())
+                .ok();
             // A client that has enough may be gone.
             stream.write_all(&body[..state.cut_after.unwrap_or(body.len()).min(body.len())]).ok();
         } else {

@@ -20,7 +20,7 @@ use host::model::golden::{self, Case, Expected, Report};
 use host::model::{Executor, Limits};
 use serde::Deserialize;
 
-use crate::{setup, workspace};
+use crate::workspace;
 
 /// Relative L2 of a position, computed in f32. The engine that made the files differs from itself by 8e-7.
 const MAX_RELATIVE_L2: f64 = 1e-4;

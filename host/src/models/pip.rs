@@ -130,8 +130,7 @@ pub fn download(package: &Package, folder: &Path) -> Result<Archive, PipError> {
     }
     let extension = if package.form == Form::Wheel { "whl" } else { "gz" };
     let files = fs::read_dir(folder.path()).map_err(file_error(folder.path()))?;
-    let file =
-        files.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == extension));
+    let file = files.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == extension));
     let missing = || PipError::Archive { requirement, problem: format!("pip saved no .{extension}") };
     Ok(Archive { file: file.ok_or_else(missing)?, folder, requirement })
 }

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::{Matcher, ParserFactory};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
 
 use crate::engine::TokenMask;
 use crate::tokenizer::Tokenizer;

@@ -104,7 +104,8 @@ enum Choice<'a> {
 
 impl<'a> Choice<'a> {
     fn read(fields: &Fields<'a>) -> Result<Choice<'a>, ApiError> {
-        let expected = "expected \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\"}}";
+        let expected =
+            "expected \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\"}}";
         match fields.get("tool_choice") {
             None => Ok(Choice::Auto),
             Some(Value::String(choice)) => match choice.as_str() {

@@ -91,7 +91,8 @@ fn an_answer_is_of_its_schema() {
     let server = Server::start(&[]);
     let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
     for seed in 0..6 {
-        let body = json!({"messages": user(), "temperature": 1, "seed": seed, "response_format": format, "max_tokens": 600});
+        let body =
+            json!({"messages": user(), "temperature": 1, "seed": seed, "response_format": format, "max_tokens": 600});
         let (message, finish) = both(&server, &body);
         let json = serde_json::from_str(message["content"].as_str().expect("a text")).expect("JSON");
         assert!(finish == "stop" && is_person(&json), "{json}");
@@ -228,9 +229,7 @@ fn several_calls_have_ids_of_their_own() {
 #[test]
 fn tools_are_shown_and_need_not_be_called() {
     let server = start(FORMS[0].1);
-    let chat = |tools: Value, choice: Value| {
-        json!({"messages": user(), "tools": tools, "tool_choice": choice, "max_tokens": 4, "temperature": 0})
-    };
+    let chat = |tools: Value, choice: Value| json!({"messages": user(), "tools": tools, "tool_choice": choice, "max_tokens": 4, "temperature": 0});
     let n_prompt = |body: &Value| server.ok(CHAT, body)["usage"]["prompt_tokens"].as_u64().expect("a number");
     let without = n_prompt(&chat(Value::Null, Value::Null));
     assert!(n_prompt(&chat(tools(), Value::Null)) > without + 20);

@@ -81,8 +81,7 @@ impl Reader {
             State::Reasoning | State::Content => {
                 let n = certain(&self.held, &ENDS);
                 let text: String = self.held.drain(..n).collect();
-                let part =
-                    if matches!(self.state, State::Reasoning) { &mut said.reasoning } else { &mut said.content };
+                let part = if matches!(self.state, State::Reasoning) { &mut said.reasoning } else { &mut said.content };
                 part.push_str(&text);
                 let ended = ENDS.iter().any(|mark| self.held.starts_with(mark));
                 if ended {

@@ -167,7 +167,8 @@ impl Writer<'_> {
         }
         for (i, tool) in tools.callable.iter().enumerate() {
             let name = &tool.name;
-            let (to, commentary_to) = (quoted(&format!(" to={FUNCTIONS}{name}")), quoted(&format!("commentary to={FUNCTIONS}{name}")));
+            let (to, commentary_to) =
+                (quoted(&format!(" to={FUNCTIONS}{name}")), quoted(&format!("commentary to={FUNCTIONS}{name}")));
             self.line(format_args!(
                 "call_{i}: ({to} {channel} \"commentary\" | {channel} {commentary_to}) (\" \"? {constrain} \"json\" | \" json\")? {message} arguments_{i}"
             ));
@@ -175,7 +176,10 @@ impl Writer<'_> {
             last.push(format!("call_{i}"));
         }
         self.line(format_args!("start: remark* ({})", last.join(" | ")));
-        self.line(format_args!("remark: {channel} (\"analysis\" | \"commentary\") {message} body {} \"assistant\"", self.mark(START)));
+        self.line(format_args!(
+            "remark: {channel} (\"analysis\" | \"commentary\") {message} body {} \"assistant\"",
+            self.mark(START)
+        ));
         self.line(format_args!("ANY: /(?s:.*)/"));
         self.until("body", "ANY", END);
     }

@@ -276,7 +276,11 @@ fn calls_are_read_piece_by_piece() {
         (format!("<think>a</think>\n\n{ROME}\n"), said("a", "", &[rome]), true),
         ("no <tool call> \n".to_owned(), said("", "no <tool call> \n", &[]), false),
         ("<tool_call>\n{\"na".to_owned(), said("", "<tool_call>\n{\"na", &[]), false),
-        (ROME[..ROME.find(", \"days").expect("it is there")].to_owned(), said("", "", &[("weather", "{\"city\": \"Rome\"")]), false),
+        (
+            ROME[..ROME.find(", \"days").expect("it is there")].to_owned(),
+            said("", "", &[("weather", "{\"city\": \"Rome\"")]),
+            false,
+        ),
     ] {
         assert_eq!(read(THINKING, false, &tools, &text), (want, called), "{text}");
     }
