@@ -15,6 +15,8 @@ pub struct BatchShape {
     pub rows: u32,
     /// Sequences.
     pub spans: u32,
+    /// Rows of the longest span.
+    pub span_rows: u32,
     /// Rows whose logits are wanted.
     pub outputs: u32,
     /// Entries of a sequence's row of the page table, a power of two.
@@ -25,7 +27,7 @@ impl BatchShape {
     /// Words of `tokens`, `pos` and `span`, `[rows]`; `slot`, `first`, `span_rows` and `start`, `[spans]`;
     /// `outputs`; the page table, `[spans, max_pages]`.
     fn n_words(&self) -> usize {
-        let BatchShape { rows, spans, outputs, max_pages } = *self;
+        let BatchShape { rows, spans, outputs, max_pages, .. } = *self;
         3 * rows as usize + (4 + max_pages as usize) * spans as usize + outputs as usize
     }
 }
@@ -87,6 +89,7 @@ fn shape(batch: &api::Batch) -> Result<BatchShape> {
     Ok(BatchShape {
         rows: size(n_rows)?,
         spans: size(batch.spans.len())?,
+        span_rows: batch.spans.iter().map(|span| span.rows).max().unwrap_or(0),
         outputs: size(batch.outputs.len())?,
         // At most 2^26 pages hold all positions.
         max_pages: max_pages.next_power_of_two(),
@@ -165,7 +168,7 @@ impl<D: Device> Batch<D> {
         if self.page_end > n_pages {
             return Err(Error::Batch(format!("page {} of {n_pages}", self.page_end - 1)));
         }
-        let BatchShape { rows, spans, outputs, max_pages } = self.shape;
+        let BatchShape { rows, spans, outputs, max_pages, .. } = self.shape;
         let table = 3 * rows as usize + 4 * spans as usize + outputs as usize;
         Ok(Placement {
             pos: self.pos()?,
