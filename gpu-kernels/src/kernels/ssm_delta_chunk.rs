@@ -47,10 +47,10 @@ pub struct DeltaNetParams {
     pub n_spans: u32,
 }
 
-/// `e^g` and `β` of one value head.
+/// `e^g`.
 #[inline(always)]
-pub(crate) fn gates(alpha: f32, beta: f32, dt_bias: f32, a: f32) -> (f32, f32) {
-    (math::exp(math::softplus(alpha + dt_bias) * a), math::sigmoid(beta))
+pub(crate) fn decay(alpha: f32, dt_bias: f32, a: f32) -> f32 {
+    math::exp(math::softplus(alpha + dt_bias) * a)
 }
 
 /// `dt_bias` and `a` of a value head; null pointers stand for 0 and −1.
@@ -250,16 +250,17 @@ unsafe fn ssm_delta_chunk<V: HeadVector<E>, const E: usize>(
         let mut head = (head_k + lane * p.n_head_k) as usize;
         while head < n_head_v {
             let (bias, rate) = head_rates(dt_bias, a, head);
-            let (mut decay, mut step) = ([1.0; C], [0.0; C]);
+            let (mut decays, mut steps) = ([1.0; C], [0.0; C]);
             let mut i = 0;
             while i < C {
                 if (i as u32) < live {
                     let at = (row + i) * n_head_v + head;
-                    (decay[i], step[i]) = gates(ld(alpha.add(at)), ld(beta.add(at)), bias, rate);
+                    decays[i] = decay(ld(alpha.add(at)), bias, rate);
+                    steps[i] = math::sigmoid(ld(beta.add(at)));
                 }
                 i += 1;
             }
-            let vectors = products.vectors(decay, step);
+            let vectors = products.vectors(decays, steps);
             let n = C * TOKEN_VECTORS as usize;
             let to = chunks.cast::<F32x4>().add((tile as usize * n_head_v + head) * n);
             let mut i = 0;

@@ -16,7 +16,7 @@ use crate::kernels::delta_state::{LANE_ROWS, State, dot};
 use crate::kernels::quantize_q8::quantize4;
 use crate::kernels::spans::{Span, Spans};
 use crate::kernels::ssm_conv1d::{RING, TAPS};
-use crate::kernels::ssm_delta_chunk::{L2_EPS, gates, head_rates};
+use crate::kernels::ssm_delta_chunk::{L2_EPS, decay, head_rates};
 
 /// Rows that a span may have: with so many, the rows of the ring that are written are not those that are read.
 pub const MAX_ROWS: u32 = RING - (TAPS - 1);
@@ -128,8 +128,8 @@ impl TokenRow {
         self.all.add(4 * self.d)
     }
     #[inline(always)]
-    fn decay_step(self) -> Shared<F32x2> {
-        self.all.add(5 * self.d).cast()
+    fn decay_step(self) -> Shared<f32> {
+        self.all.add(5 * self.d)
     }
 }
 
@@ -216,11 +216,15 @@ unsafe fn prepare(o: &Operands, p: &DeltaStepParams, span: Span, d: u32) {
         let ring_row = |pos: u32| ring.add((pos % RING * conv_dim + column) as usize);
         // The three inputs before the next one, the newest last.
         let (mut taps, mut w0, mut w1, mut w2) = (F32x4::splat(0.0), 0.0, 0.0, 0.0);
+        let (mut norm, mut bias, mut rate) = (0.0, 0.0, 0.0);
         if part < 3 {
             taps = ld(o.conv1d.cast::<F32x4>().add(column as usize));
             w0 = if span.start >= 3 { ld(ring_row(span.start - 3)) } else { 0.0 };
             w1 = if span.start >= 2 { ld(ring_row(span.start - 2)) } else { 0.0 };
             w2 = if span.start >= 1 { ld(ring_row(span.start - 1)) } else { 0.0 };
+        } else {
+            norm = ld(o.norm.add((lane % d) as usize));
+            (bias, rate) = head_rates(o.dt_bias, o.a, head as usize);
         }
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
@@ -240,18 +244,20 @@ unsafe fn prepare(o: &Operands, p: &DeltaStepParams, span: Span, d: u32) {
                 i += 1;
             }
         } else {
-            let e = lane - 3 * d;
+            let e = lane % d;
             let mut i = 0;
             while i < span.rows {
                 let of_heads = (span.first + i) * p.n_head_v + head;
-                let (z, w) = (ld(o.z.add((of_heads * d + e) as usize)), ld(o.norm.add(e as usize)));
+                let z = ld(o.z.add((of_heads * d + e) as usize));
+                // The delta rule's gates, by different warps so that their loads do not wait for each other.
+                let gates = TokenRow::new(i, d).decay_step();
                 if e == 0 {
-                    let (alpha, beta) = (ld(o.alpha.add(of_heads as usize)), ld(o.beta.add(of_heads as usize)));
-                    let (bias, rate) = head_rates(o.dt_bias, o.a, head as usize);
-                    let (decay, step) = gates(alpha, beta, bias, rate);
-                    TokenRow::new(i, d).decay_step().set(0, F32x2 { x: decay, y: step });
+                    gates.set(0, decay(ld(o.alpha.add(of_heads as usize)), bias, rate));
                 }
-                TokenRow::new(i, d).gate().set(e, w * math::silu(z));
+                if e == warp::WARP_SIZE {
+                    gates.set(1, math::sigmoid(ld(o.beta.add(of_heads as usize))));
+                }
+                TokenRow::new(i, d).gate().set(e, norm * math::silu(z));
                 i += 1;
             }
         }
@@ -280,7 +286,7 @@ unsafe fn advance<const V: usize>(s: &mut State<V>, token: TokenRow, row: u32) {
         let k_scale = math::rsqrt(sum16(kk) + L2_EPS);
         let q_scale = math::rsqrt(sum16(qq) + L2_EPS) * math::rsqrt((64 * V) as f32);
         let qk = sum16(qk) * k_scale * q_scale;
-        let F32x2 { x: decay, y: step } = token.decay_step().get(0);
+        let F32x2 { x: decay, y: step } = token.decay_step().cast::<F32x2>().get(0);
         let delta = step * (token.v().get(row) - decay * k_scale * gather(sk));
         let out = math::fma(delta, qk, decay * q_scale * gather(sq));
         if warp::lane_id() % 4 == 0 {

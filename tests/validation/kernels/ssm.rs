@@ -35,6 +35,17 @@ fn batch() -> Batch {
     Batch { spans: vec![[2, 0, 9, 17], [0, 9, 6, 0], [4, 15, 1, 4], [1, 16, 37, 2]], n_slots: 5 }
 }
 
+/// More spans than a warp has lanes, of no row to three.
+fn many_spans() -> Batch {
+    let mut first = 0;
+    let spans = (0..70).map(|i| {
+        let rows = i * 7 % 4;
+        first += rows;
+        [69 - i, first - rows, rows, i % 5]
+    });
+    Batch { spans: spans.collect(), n_slots: 70 }
+}
+
 /// Rows of the ring of a convolution's inputs.
 const RING: usize = 8;
 
@@ -64,20 +75,22 @@ fn convolved(channels: usize, batch: &Batch, x: &[f32], w: &[f32], before: &[f32
 fn the_convolution_keeps_its_inputs_in_a_ring() {
     fn check<D: Device>(device: &D) {
         let shape = DeltaNetShape { n_head_k: 1, n_head_v: 3, d_state: 36, d_conv: 4 };
-        let (c, batch) = (shape.conv_dim() as usize, batch());
-        let mut random = Random::new(11);
-        let (x, w) = (random.units(batch.rows() * c), random.units(c * 4));
-        let before = random.units(batch.n_slots * RING * c);
-        let (out, ring) = convolved(c, &batch, &x, &w, &before);
-        let arrays = batch.upload(device);
-        let (x_in, w_in) = (input(device, &x), input(device, &w));
-        let (out_dev, ring_dev) = (Output::new(device, x.len()), Output::holding(device, &before));
-        let (x, w, ring_at, out_at) = (x_in.slice(), w_in.slice(), ring_dev.slice(), out_dev.slice());
-        // SAFETY: rows and slots are those of the batch.
-        unsafe { ops::ssm_conv1d(device, x, w, ring_at, spans(&arrays), out_at, &shape) }.unwrap();
-        // Four products below 1.
-        assert_close("conv", &out_dev.read(device), &out, |i| 4e-7 + 1e-6 * out[i].abs());
-        assert_close("conv ring", &ring_dev.read(device), &ring, |_| 0.0);
+        for batch in [batch(), many_spans()] {
+            let c = shape.conv_dim() as usize;
+            let mut random = Random::new(11);
+            let (x, w) = (random.units(batch.rows() * c), random.units(c * 4));
+            let before = random.units(batch.n_slots * RING * c);
+            let (out, ring) = convolved(c, &batch, &x, &w, &before);
+            let arrays = batch.upload(device);
+            let (x_in, w_in) = (input(device, &x), input(device, &w));
+            let (out_dev, ring_dev) = (Output::new(device, x.len()), Output::holding(device, &before));
+            let (x, w, ring_at, out_at) = (x_in.slice(), w_in.slice(), ring_dev.slice(), out_dev.slice());
+            // SAFETY: rows and slots are those of the batch.
+            unsafe { ops::ssm_conv1d(device, x, w, ring_at, spans(&arrays), out_at, &shape) }.unwrap();
+            // Four products below 1.
+            assert_close("conv", &out_dev.read(device), &out, |i| 4e-7 + 1e-6 * out[i].abs());
+            assert_close("conv ring", &ring_dev.read(device), &ring, |_| 0.0);
+        }
     }
     on_devices!(check);
 }
@@ -192,9 +205,10 @@ fn assert_delta(what: &str, (out, state): &(Vec<f32>, Vec<f32>), (e_out, e_state
 #[test]
 fn the_delta_rule_and_its_final_state() {
     fn check<D: Device>(device: &D) {
-        for (n_head_k, n_head_v, d_state, optional) in [(2, 4, 64, true), (1, 1, 64, false), (1, 2, 128, true)] {
+        let heads = [(2, 4, 64, true), (1, 1, 64, false), (1, 2, 128, true)];
+        for ((n_head_k, n_head_v, d_state, optional), batch) in heads.into_iter().zip([batch(), many_spans(), batch()])
+        {
             let shape = DeltaNetShape { n_head_k, n_head_v, d_state, d_conv: 4 };
-            let batch = batch();
             let delta = Delta::random(shape, &batch, &mut Random::new(u64::from(d_state)), optional);
             let actual = delta.run(device, &batch);
             assert_delta("delta net", &actual, &delta.expected(&batch), d_state);
@@ -370,4 +384,52 @@ impl Step {
         let (out, state, ring) = (out.read(device), state.read(device), ring.read(device));
         Stepped { out, state, ring, qs: qs.read(device), delta: Vec::new() }
     }
+}
+
+/// One operand after the other is not as the kernel wants it.
+#[test]
+fn a_step_refuses_what_its_kernel_cannot_take() {
+    let device = host::gpu::Emulated::new();
+    let shape = DeltaNetShape { n_head_k: 1, n_head_v: 2, d_state: 64, d_conv: 4 };
+    let batch = Batch { spans: vec![[0, 0, 1, 0]], n_slots: 1 };
+    let arrays = batch.upload(&device);
+    let floats = |n: usize| input(&device, &vec![0.5f32; n]);
+    let (qkv, z, gates, conv1d, norm) = (floats(256), floats(128), floats(2), floats(1024), floats(64));
+    let (ring, state, out) = (floats(RING * 256), floats(2 * 64 * 64), floats(128));
+    let good = DeltaStep {
+        qkv: qkv.slice(),
+        z: z.slice(),
+        alpha: gates.slice(),
+        beta: gates.slice(),
+        conv1d: conv1d.slice(),
+        decay: Decay { dt_bias: None, a: None },
+        norm: norm.slice(),
+        eps: 1e-6,
+        ring: ring.slice(),
+        state: state.slice(),
+        spans: spans(&arrays),
+        out: out.slice(),
+        q8: None,
+        dependent: false,
+    };
+    // SAFETY: one row, one slot.
+    let run = |op: &DeltaStep<'_>, shape: &DeltaNetShape| unsafe { ops::ssm_delta_step(&device, op, shape) };
+    run(&good, &shape).expect("all is well");
+    let bad = [
+        ("z", DeltaStep { z: norm.slice(), ..good }),
+        ("alpha", DeltaStep { alpha: norm.slice(), ..good }),
+        ("conv1d", DeltaStep { conv1d: qkv.slice(), ..good }),
+        ("norm", DeltaStep { norm: z.slice(), ..good }),
+        ("ring", DeltaStep { ring: ring.part(..1024).expect("inside"), ..good }),
+        ("state", DeltaStep { state: state.part(..4096).expect("inside"), ..good }),
+        ("dt_bias", DeltaStep { decay: Decay { dt_bias: Some(norm.slice()), a: None }, ..good }),
+        ("out", DeltaStep { out: z.slice(), ..good }),
+        ("out", DeltaStep { out: state.part(..128).expect("inside"), ..good }),
+    ];
+    for (name, op) in bad {
+        let error = run(&op, &shape).expect_err(name).to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    let shape = DeltaNetShape { d_state: 32, n_head_v: 6, ..shape };
+    assert!(run(&good, &shape).expect_err("no such kernel").to_string().contains("d_state"));
 }
