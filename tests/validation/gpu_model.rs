@@ -78,7 +78,7 @@ fn two_sequences<D: Device>(session: &mut Session<GpuBackend<D>>, case: &Case, m
     let pages = [vec![2], vec![1]];
     let mut done = [0usize, 0];
     let mut logits = Vec::new();
-    for rows in [[5, 3], [1, 1], [1, 1], [1, 1]] {
+    for rows in [[6, 2], [1, 3], [1, 1]] {
         let mut batch = Batch::default();
         let mut positions = Vec::new();
         for slot in 0..2 {
@@ -124,33 +124,42 @@ fn int8_activations_stay_near_the_golden_logits() {
     beginnings_are_golden(&emulated(), Activations::Int8, INT8_TOLERANCE);
 }
 
-/// Quantising where activations are made gives the bits of quantising them after.
-fn fusing_changes_no_bit<D: Device>(device: &Arc<D>) {
-    for case in tiny_cases().iter().filter(|case| ["qwen35moe", "gpt-oss"].contains(&case.name.as_str())) {
-        let run = |fuse: bool| {
-            let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
-            let options = BackendOptions { fuse, ..options(Activations::Int8) };
-            let mut session = session(device, options, &case.model, limits);
-            let mut all = Vec::new();
-            two_sequences(&mut session, case, |_, logits| all.extend(logits.iter().map(|x| x.to_bits())));
-            all
-        };
-        let (with, without) = (run(true), run(false));
-        assert!(!with.is_empty());
-        let first = with.iter().zip(&without).position(|(a, b)| a != b);
-        assert_eq!((first, with.len()), (None, without.len()), "{}", case.name);
+/// Logits of two sequences of a case, fused or not.
+fn logits<D: Device>(device: &Arc<D>, case: &Case, options: BackendOptions) -> Vec<Vec<f32>> {
+    let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
+    let mut session = session(device, options, &case.model, limits);
+    let mut all = Vec::new();
+    two_sequences(&mut session, case, |_, logits| all.push(logits.to_vec()));
+    all
+}
+
+/// Quantising where activations are made gives the bits of quantising them after. A delta net in one launch adds in
+/// another order than its parts, which int8 activations would make steps of.
+fn fusing_changes_nothing<D: Device>(device: &Arc<D>) {
+    for case in tiny_cases() {
+        let (name, exact) = (case.name.as_str(), case.name != "qwen35moe");
+        if exact && name != "gpt-oss" {
+            continue;
+        }
+        let options = options(if exact { Activations::Int8 } else { Activations::F32 });
+        let [with, without] = [true, false].map(|fuse| logits(device, &case, BackendOptions { fuse, ..options }));
+        assert!(!with.is_empty() && with.len() == without.len());
+        for (with, without) in with.iter().zip(&without) {
+            let error = relative_l2(with, without);
+            assert!(error <= if exact { 0.0 } else { 1e-5 }, "{name}: fused differs by {error:e}");
+        }
     }
 }
 
 #[test]
-fn fusing_changes_no_bit_on_the_emulated_gpu() {
-    fusing_changes_no_bit(&emulated());
+fn fusing_changes_nothing_on_the_emulated_gpu() {
+    fusing_changes_nothing(&emulated());
 }
 
 #[test]
-fn fusing_changes_no_bit_on_the_gpu() {
+fn fusing_changes_nothing_on_the_gpu() {
     if let Some(device) = gpu() {
-        fusing_changes_no_bit(&device);
+        fusing_changes_nothing(&device);
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod argmax;
 pub mod attention;
 pub mod conformance;
+pub mod delta_state;
 pub mod elementwise;
 pub mod embedding;
 pub mod feed;
@@ -21,6 +22,9 @@ pub mod rms_norm;
 pub mod rope;
 pub mod sample;
 pub mod softmax_topk;
+pub mod spans;
 pub mod ssm_conv1d;
+pub mod ssm_delta_chunk;
 pub mod ssm_delta_net;
+pub mod ssm_delta_step;
 pub mod ssm_gated_norm;

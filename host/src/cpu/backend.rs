@@ -59,8 +59,9 @@ impl Backend for CpuBackend {
     fn cache(&mut self, shape: &CacheShape) -> Result<Cache> {
         let layer = |layer: &LayerCache| match *layer {
             LayerCache::Kv { kv_dim } => Kv::new(shape.n_pages as usize, kv_dim as usize).map(LayerState::Kv),
-            LayerCache::Recurrent { conv, state } => {
-                Recurrent::new(shape.n_slots as usize, conv as usize, state as usize).map(LayerState::Recurrent)
+            LayerCache::Recurrent { conv_dim, d_conv, state } => {
+                let conv = d_conv.saturating_sub(1) as usize * conv_dim as usize;
+                Recurrent::new(shape.n_slots as usize, conv, state as usize).map(LayerState::Recurrent)
             }
         };
         Ok(Cache { layers: shape.layers.iter().map(layer).collect::<Result<_>>()? })

@@ -246,7 +246,8 @@ impl<B: Backend> Executor for Session<B> {
 fn cache_shape(config: &Config, limits: Limits) -> CacheShape {
     let layer = |kind: &LayerKind| match (kind, &config.ssm) {
         (LayerKind::DeltaNet, Some(ssm)) => LayerCache::Recurrent {
-            conv: ((ssm.d_conv - 1) * ssm.conv_dim()) as u32,
+            conv_dim: ssm.conv_dim() as u32,
+            d_conv: ssm.d_conv as u32,
             state: (ssm.d_inner * ssm.d_state) as u32,
         },
         _ => LayerCache::Kv { kv_dim: config.n_embd_kv() as u32 },

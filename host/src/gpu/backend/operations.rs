@@ -297,12 +297,14 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n = batch.shape.rows;
+        let chunks = self.chunks(ops::chunk_elems(shape, out.capacity(), cache.n_slots))?;
         let spans = batch.spans(cache.n_slots)?;
         let decay = Decay { dt_bias: dt_bias.map(|v| v.data.slice()), a: a.map(|v| v.data.slice()) };
         let ((_, state), out) = (cache.recurrent(layer)?, out.rows_mut(n)?);
         let (qkv, gates) = (qkv.rows(n)?, (alpha.rows(n)?, beta.rows(n)?));
         // SAFETY: as in `ssm_conv1d`.
-        let launched = unsafe { ops::ssm_delta_net(&*self.device, qkv, gates, decay, state, spans, out, shape) };
+        let launched =
+            unsafe { ops::ssm_delta_net(&*self.device, qkv, gates, decay, state, chunks.slice(), spans, out, shape) };
         self.done(launched)
     }
 

@@ -164,4 +164,14 @@ impl<D: Device> GpuBackend<D> {
         self.partials = Some(Partials { out: out.clone(), max_sum: max_sum.clone() });
         Ok(Partials { out, max_sum })
     }
+
+    /// Room for `len` elements of a delta net's chunks.
+    pub(super) fn chunks(&mut self, len: usize) -> Result<Arc<Buffer<D, f32>>> {
+        if let Some(chunks) = self.chunks.as_ref().filter(|chunks| chunks.len() >= len) {
+            return Ok(Arc::clone(chunks));
+        }
+        let chunks = self.keep("delta-net chunks", len)?;
+        self.chunks = Some(Arc::clone(&chunks));
+        Ok(chunks)
+    }
 }

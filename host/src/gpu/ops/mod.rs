@@ -47,7 +47,10 @@ pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
 pub use sample::{SampleRoom, sample, sample_params};
-pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
+pub use ssm::{
+    Decay, DeltaStep, MAX_STEP_ROWS, Spans, chunk_elems, ssm_conv1d, ssm_delta_net, ssm_delta_step, ssm_gated_norm,
+    ssm_gated_norm_q8, takes_delta_net,
+};
 
 /// The result of a launcher.
 pub type Result<T> = std::result::Result<T, OpError>;
