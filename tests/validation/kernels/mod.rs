@@ -10,6 +10,7 @@ mod bench;
 mod elementwise;
 mod embedding;
 mod formats;
+mod matmul;
 mod matvec;
 mod moe;
 mod quantize_q8;
@@ -17,6 +18,7 @@ mod random;
 mod repack;
 mod report;
 mod rope;
+mod route_groups;
 mod sample;
 mod ssm;
 

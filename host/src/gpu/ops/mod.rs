@@ -11,6 +11,8 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod matmul;
+mod matmul_float;
 mod matrix;
 mod matvec;
 mod moe;
@@ -19,6 +21,7 @@ mod read_sweep;
 mod repack;
 mod rms_norm;
 mod rope;
+mod route_groups;
 mod sample;
 mod ssm;
 
@@ -36,6 +39,8 @@ pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
+pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
+pub use matmul_float::matmul_float;
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use moe::{moe_weighted_acc, softmax_topk};
@@ -44,6 +49,7 @@ pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
+pub use route_groups::{RouteGroups, max_tiles, route_groups};
 pub use sample::sample;
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
 

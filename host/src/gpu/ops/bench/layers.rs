@@ -37,12 +37,12 @@ impl<D: Device> Bench<'_, D> {
     }
 
     /// Whether this is a trial with little memory, as on the emulated device: there the point is that all run.
-    fn is_small(&self) -> bool {
+    pub(super) fn is_small(&self) -> bool {
         self.weights.len() < 1 << 24
     }
 
     /// Numbers in (−1, 1), the same ones each time.
-    fn floats(&self, n: usize) -> Result<Buffer<D, f32>> {
+    pub(super) fn floats(&self, n: usize) -> Result<Buffer<D, f32>> {
         let mut state = 1u32;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -53,7 +53,7 @@ impl<D: Device> Bench<'_, D> {
     }
 
     /// Times one launch of a chain and notes it.
-    fn chain(&mut self, op: &'static str, shape: &str, mut run: impl FnMut(&D) -> Result<u64>) -> Result<()> {
+    pub(super) fn chain(&mut self, op: &'static str, shape: &str, mut run: impl FnMut(&D) -> Result<u64>) -> Result<()> {
         let mut bytes = 0;
         let device = self.device;
         let launches = if self.is_small() { 1 } else { CHAIN };
