@@ -11,6 +11,7 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod feed;
 mod matmul;
 mod matmul_float;
 mod matrix;
@@ -39,6 +40,7 @@ pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
+pub use feed::{Fed, NOT_FED, feed};
 pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
 pub use matmul_float::matmul_float;
 pub use matrix::Matrix;
@@ -50,7 +52,7 @@ pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
 pub use route_groups::{RouteGroups, max_tiles, route_groups};
-pub use sample::sample;
+pub use sample::{SampleRoom, sample, sample_params};
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
 
 /// The result of a launcher.
