@@ -124,6 +124,50 @@ fn int8_activations_stay_near_the_golden_logits() {
     beginnings_are_golden(&emulated(), Activations::Int8, INT8_TOLERANCE);
 }
 
+/// Logits of every position, the sequence cut into chunks of at most so many rows.
+fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) -> Vec<Vec<f32>> {
+    let limits = Limits { n_pages: 1, n_slots: 1, n_batch: chunk as u32, n_outputs: chunk as u32 };
+    let mut session = session(device, options(Activations::Int8), &case.model, limits);
+    let n_vocab = session.config().n_vocab;
+    let (mut all, mut logits) = (Vec::new(), Vec::new());
+    for start in (0..n).step_by(chunk) {
+        let rows = chunk.min(n - start) as u32;
+        let span = Span { slot: 0, start: start as u32, rows, pages: vec![0] };
+        let tokens = case.tokens[start..start + rows as usize].to_vec();
+        session.forward(&Batch { tokens, spans: vec![span], outputs: (0..rows).collect() }, &mut logits).expect("it runs");
+        all.extend(logits.chunks_exact(n_vocab).map(<[f32]>::to_vec));
+    }
+    all
+}
+
+/// Rows in tiles, experts by groups and rows one by one: the same arithmetic in another order. Rounding may move an
+/// activation to the next of its 255 integers, hence the tolerance; a wrong row, scale or expert is far outside.
+fn tiles_agree_with_single_rows<D: Device>(device: &Arc<D>) {
+    for case in tiny_cases() {
+        let n = case.tokens.len().min(20);
+        let single = in_chunks(device, &case, n, 1);
+        for chunk in [n, 9, 5] {
+            let tiled = in_chunks(device, &case, n, chunk);
+            let errors = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b));
+            let worst = errors.fold(0.0, f64::max);
+            println!("{} in chunks of {chunk}: {worst:.1e}", case.name);
+            assert!(tiled.len() == n && worst < 1e-2, "{} in chunks of {chunk}: {worst:e}", case.name);
+        }
+    }
+}
+
+#[test]
+fn tiles_agree_with_single_rows_on_the_emulated_gpu() {
+    tiles_agree_with_single_rows(&emulated());
+}
+
+#[test]
+fn tiles_agree_with_single_rows_on_the_gpu() {
+    if let Some(device) = gpu() {
+        tiles_agree_with_single_rows(&device);
+    }
+}
+
 /// Logits of two sequences of a case, fused or not.
 fn logits<D: Device>(device: &Arc<D>, case: &Case, options: BackendOptions) -> Vec<Vec<f32>> {
     let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };

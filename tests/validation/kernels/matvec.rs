@@ -9,7 +9,7 @@ use super::formats::{Value, dequantize, golden, random_blocks, unhex};
 use super::{Output, Random, Weights, assert_close, devices};
 
 /// Activations on a device, in both forms, and what the kernels make of them.
-struct Input<D: Device> {
+pub(super) struct Input<D: Device> {
     cols: u32,
     x: Buffer<D, f32>,
     qs: Buffer<D, i8>,
@@ -24,7 +24,7 @@ struct Input<D: Device> {
 }
 
 impl<D: Device> Input<D> {
-    fn new(device: &D, x: &[f32], cols: u32) -> Self {
+    pub(super) fn new(device: &D, x: &[f32], cols: u32) -> Self {
         let n = x.len();
         let x_device = device.alloc_from(x).expect("memory");
         let qs = device.alloc(n).expect("memory");
@@ -46,7 +46,12 @@ impl<D: Device> Input<D> {
         }
     }
 
-    fn values(&self, form: Activations) -> &[f64] {
+    /// The quantised form.
+    pub(super) fn q8(&self) -> Q8<'_> {
+        Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols: self.cols }
+    }
+
+    pub(super) fn values(&self, form: Activations) -> &[f64] {
         match form {
             Activations::Plain => &self.plain,
             _ => &self.quantized,
@@ -54,7 +59,7 @@ impl<D: Device> Input<D> {
     }
 
     fn run(&self, device: &D, form: Activations, op: &Matvec<'_>) -> Result<u64, OpError> {
-        let x = Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols: self.cols };
+        let x = self.q8();
         // Several tokens of a dense product take the kernel for four; expert 0 of one is the same product,
         // and takes the kernel for one.
         let only_expert = Experts { ids: self.zeros.slice(), ids_stride: 1, n_used: 1, shared_x: true };
@@ -67,14 +72,14 @@ impl<D: Device> Input<D> {
 }
 
 /// `Σ_k w[k]·x[k]`, and `Σ_k |w[k]|·|x[k]|` with the sizes of the weights' terms.
-fn dot(w: &[Value], x: &[f64]) -> (f64, f64) {
+pub(super) fn dot(w: &[Value], x: &[f64]) -> (f64, f64) {
     w.iter().zip(x).fold((0.0, 0.0), |(sum, size), (w, x)| (sum + w.sum() * x, size + w.size() * x.abs()))
 }
 
 /// Rounding errors of a product, in units of `Σ |w|·|x|`: each lane adds up to `cols / lanes` numbers (at
 /// worst all of a short row), the warp five times, and a weight or a block's product takes up to ten
 /// roundings of its own. Each is at most 2^-24 of what it rounds.
-fn tolerance(cols: u32) -> f64 {
+pub(super) fn tolerance(cols: u32) -> f64 {
     (f64::from(cols.div_ceil(32)).max(32.0) + 5.0 + 10.0) * 2f64.powi(-24)
 }
 

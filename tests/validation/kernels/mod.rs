@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 mod feed;
 mod formats;
+mod matmul;
 mod matvec;
 mod moe;
 mod quantize_q8;
@@ -18,6 +19,7 @@ mod random;
 mod repack;
 mod report;
 mod rope;
+mod route_groups;
 mod sample;
 mod ssm;
 

@@ -52,12 +52,12 @@ impl<'a> Matvec<'a> {
         Matvec { w, y, y_stride: w.rows(), bias: None, experts: None, accumulate: false, dependent: false, tokens }
     }
 
-    fn n_used(&self) -> u32 {
+    pub(super) fn n_used(&self) -> u32 {
         self.experts.map_or(1, |experts| experts.n_used)
     }
 
     /// Checks everything but `x`, and returns the number of rows that `x` has to have.
-    fn check<D: Device>(&self, check: Check, device: &D) -> Result<u64> {
+    pub(super) fn check<D: Device>(&self, check: Check, device: &D) -> Result<u64> {
         let (w, tokens) = (self.w, u64::from(self.tokens));
         let routes = tokens * u64::from(self.n_used());
         check.grid_yz("tokens", self.tokens)?;
@@ -119,7 +119,7 @@ impl<'a> Matvec<'a> {
     }
 
     /// The addresses of the optional operands, null where there are none.
-    fn optional(&self) -> (*const u32, *const f32) {
+    pub(super) fn optional(&self) -> (*const u32, *const f32) {
         (
             self.experts.map_or(std::ptr::null(), |experts| experts.ids.ptr()),
             self.bias.map_or(std::ptr::null(), Slice::ptr),

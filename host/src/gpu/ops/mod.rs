@@ -12,6 +12,8 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod feed;
+mod matmul;
+mod matmul_float;
 mod matrix;
 mod matvec;
 mod moe;
@@ -20,6 +22,7 @@ mod read_sweep;
 mod repack;
 mod rms_norm;
 mod rope;
+mod route_groups;
 mod sample;
 mod ssm;
 
@@ -38,6 +41,8 @@ pub use elementwise::{
 };
 pub use embedding::embedding;
 pub use feed::{Fed, NOT_FED, feed};
+pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
+pub use matmul_float::matmul_float;
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use moe::{moe_weighted_acc, softmax_topk};
@@ -46,6 +51,7 @@ pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
+pub use route_groups::{RouteGroups, max_tiles, route_groups};
 pub use sample::{SampleRoom, sample, sample_params};
 pub use ssm::{
     Decay, DeltaStep, MAX_STEP_ROWS, Spans, chunk_elems, ssm_conv1d, ssm_delta_net, ssm_delta_step, ssm_gated_norm,
