@@ -3,6 +3,7 @@
 //! Each measurement of a weight format is over tensors that are larger than the second-level cache, and says which share of
 //! the bandwidth of [`read_sweep`] it reaches: that is what decoding is bound by.
 
+mod ffn;
 mod layers;
 
 use bytemuck::Pod;
@@ -76,6 +77,7 @@ pub fn bench<D: Device>(device: &D, weight_bytes: usize, repeats: usize) -> Resu
         bench.routed(ty, rows, cols, true)?;
     }
     bench.quantize(2048)?;
+    bench.feed_forward()?;
     bench.layers()?;
     Ok(bench.results)
 }

@@ -11,8 +11,11 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod expert_down;
+mod gate_up;
 mod matrix;
 mod matvec;
+mod matvecs;
 mod moe;
 mod quantize_q8;
 mod read_sweep;
@@ -36,8 +39,11 @@ pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
+pub use expert_down::{ExpertDown, SharedDown, expert_down, takes_expert_down};
+pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_routing};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
+pub use matvecs::{Product, common_type, matvecs};
 pub use moe::{moe_weighted_acc, softmax_topk};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
