@@ -2,7 +2,7 @@
 //!
 //! Rows are `[rows, cols]`, contiguous. Launch: `Launch::linear(ceil(n / THREADS), THREADS)`.
 
-use cuda_std::prelude::*;
+use cuda_std::{pdl, prelude::*};
 
 /// Lanes a block.
 pub const THREADS: u32 = 256;
@@ -105,6 +105,8 @@ pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: 
 /// Grid covers `n = n_out·cols` lanes; `out` has `n` elements, `rows` has `n_out`, each a row of `x`.
 #[kernel(max_threads = 256)]
 pub unsafe fn gather_rows(x: *const f32, rows: *const u32, out: *mut f32, cols: u32, n: u32) {
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
     let i = thread::index_1d();
     if i < n {
         // SAFETY: `i < n`, and `rows` names rows of `x`; this lane alone writes element `i`.

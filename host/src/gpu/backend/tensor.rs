@@ -97,8 +97,26 @@ impl<D: Device> GpuBackend<D> {
         Ok(tensor)
     }
 
+    /// The int8 form of the first `n` rows, for a kernel that writes that alone: the f32 form is then out of date.
+    pub(super) fn quantised_mut<'t>(&mut self, out: &'t mut Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        let q8 = self.int8_form(out)?;
+        out.n_quantised.set(n);
+        Ok(q8)
+    }
+
     /// The int8 form of the first `n` rows, quantised where it is out of date.
     pub(super) fn quantised<'t>(&mut self, x: &'t Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        let q8 = self.int8_form(x)?;
+        if x.n_quantised.get() < n {
+            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
+            self.moved_bytes += launched.map_err(op_error)?;
+            x.n_quantised.set(n);
+        }
+        Ok(q8)
+    }
+
+    /// Where the int8 form lies.
+    fn int8_form<'t>(&mut self, x: &'t Tensor<D>) -> Result<Q8<'t>> {
         if x.q8.get().is_none() {
             let len = x.rows as usize * x.cols as usize;
             let q8 = Quantised {
@@ -109,14 +127,7 @@ impl<D: Device> GpuBackend<D> {
             // Nobody else can have set it meanwhile.
             let _ = x.q8.set(q8);
         }
-        let q8 = x.q8.get().expect("set above");
-        let q8 = q8.view(x.cols);
-        if x.n_quantised.get() < n {
-            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
-            self.moved_bytes += launched.map_err(op_error)?;
-            x.n_quantised.set(n);
-        }
-        Ok(q8)
+        Ok(x.q8.get().expect("set above").view(x.cols))
     }
 }
 

@@ -4,6 +4,7 @@
 //! the bandwidth of [`read_sweep`] it reaches: that is what decoding is bound by.
 
 mod delta_net;
+mod ffn;
 mod layers;
 mod products;
 
@@ -81,6 +82,7 @@ pub fn bench<D: Device>(device: &D, weight_bytes: usize, repeats: usize) -> Resu
     }
     bench.quantize(2048)?;
     bench.products()?;
+    bench.feed_forward()?;
     bench.layers()?;
     Ok(bench.results)
 }

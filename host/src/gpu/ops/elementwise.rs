@@ -175,8 +175,15 @@ pub unsafe fn gather_rows<D: Device>(
     check.apart("out", out, x)?;
     check.apart("out", out, rows)?;
     if n > 0 {
-        // SAFETY: `out` has `n = rows·cols` elements; the rows are the caller's promise.
-        unsafe { device.launch(elementwise::gather_rows, launch, (x.ptr(), rows.ptr(), out.ptr_mut(), cols, n))? };
+        // SAFETY: `out` has `n = rows·cols` elements; the rows are the caller's promise; the kernel waits for the
+        // grid ahead before it reads.
+        unsafe {
+            device.launch(
+                elementwise::gather_rows,
+                launch.dependent(),
+                (x.ptr(), rows.ptr(), out.ptr_mut(), cols, n),
+            )?
+        };
     }
     Ok(8 * u64::from(n))
 }

@@ -3,7 +3,9 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matvec as kernels;
-use gpu_kernels::params::{Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape};
+use gpu_kernels::params::{
+    Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_BYTES, MATVEC_SHARED_X, MatvecParams, MatvecShape,
+};
 
 use super::{Check, Matrix, OpError, Q8, Result};
 use crate::gpu::device::Device;
@@ -146,7 +148,7 @@ pub fn matvec<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_strid
     let (ids, bias) = op.optional();
     let form = Activations::Plain;
     let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride, form));
-    let launch = op.launch(device, form);
+    let launch = op.launch(device, form).shared(MATVEC_SHARED_BYTES);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match op.w.ty() {
