@@ -348,6 +348,8 @@ pub trait Backend: Sized + Send {
     ) -> Result;
     /// `out[i] = x[batch.outputs[i]]`.
     fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+    /// `out[m] = [a[m] | b[m]]`.
+    fn join_rows(&mut self, out: &mut Self::Tensor, a: &Self::Tensor, b: &Self::Tensor, batch: &Self::Batch) -> Result;
     /// `logits[i, r] = Σ_k w[r, k]·x[i, k]` over the output rows of the batch.
     fn head(&mut self, logits: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
 

@@ -99,6 +99,24 @@ pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: 
     }
 }
 
+/// `out[m] = [a[m] | b[m]]`: rows side by side.
+///
+/// # Safety
+/// Grid covers `n = rows·cols` lanes; `a` and `b` have `n` elements, `out` has `2n` and overlaps neither.
+#[kernel(max_threads = 256)]
+pub unsafe fn join_rows(a: *const f32, b: *const f32, out: *mut f32, cols: u32, n: u32) {
+    let i = thread::index_1d();
+    if i < n {
+        // SAFETY: `i < n`, so neither is `cols` zero; `to + cols < 2n`; this lane alone writes both elements.
+        unsafe {
+            let (row, _) = math::div_rem(i, cols);
+            let to = i as usize + row as usize * cols as usize;
+            st(out.add(to), ld(a.add(i as usize)));
+            st(out.add(to + cols as usize), ld(b.add(i as usize)));
+        }
+    }
+}
+
 /// `out[i] = x[rows[i]]`: the rows whose logits are wanted.
 ///
 /// # Safety

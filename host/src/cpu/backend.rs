@@ -156,6 +156,15 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn join_rows(&mut self, out: &mut Tensor, a: &Tensor, b: &Tensor, batch: &Batch) -> Result {
+        for m in 0..batch.rows.len() {
+            let (left, right) = out.row_mut(m).split_at_mut(a.cols);
+            left.copy_from_slice(a.row(m));
+            right.copy_from_slice(b.row(m));
+        }
+        Ok(())
+    }
+
     fn split_gate(&mut self, q: &mut Tensor, gate: &mut Tensor, qg: &Tensor, head_dim: u32, batch: &Batch) -> Result {
         attention::split_gate(q, gate, qg, head_dim as usize, batch.rows.len());
         Ok(())

@@ -217,6 +217,13 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.dense(logits, w, x, batch.shape.outputs, false)
     }
 
+    fn join_rows(&mut self, out: &mut Tensor<D>, a: &Tensor<D>, b: &Tensor<D>, batch: &Batch<D>) -> Result {
+        let n = batch.shape.rows;
+        let (a_rows, b_rows) = (a.rows(n)?, b.rows(n)?);
+        let launched = ops::join_rows(&*self.device, a_rows, b_rows, out.rows_mut(n)?, a.cols());
+        self.done(launched)
+    }
+
     fn split_gate(
         &mut self,
         q: &mut Tensor<D>,

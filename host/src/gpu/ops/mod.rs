@@ -40,7 +40,8 @@ use super::memory::Slice;
 pub use argmax::{Parts, argmax, n_part};
 pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, n_split, takes_head_dim};
 pub use elementwise::{
-    add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
+    add, add_bias, gated_act, gated_act_q8, gather_rows, join_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc,
+    split_gate,
 };
 pub use embedding::embedding;
 pub use expert_down::{ExpertDown, SharedDown, expert_down, takes_expert_down};
