@@ -148,7 +148,7 @@ fn endless(prompt: &str, stream: bool) -> String {
 /// What is no request, and the statuses that it may get; none: the connection may simply end.
 fn malformed(i: usize) -> (Vec<u8>, &'static [u16]) {
     let post = |path: &str, body: &str| {
-        format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
     };
     match i % 8 {
         0 => (post(COMPLETIONS, "{\"prompt\": "), &[400]),
@@ -159,7 +159,7 @@ fn malformed(i: usize) -> (Vec<u8>, &'static [u16]) {
         5 => (post("/v1/nothing", "{}"), &[404]),
         6 => (b"\x16\x03\x01 hello\r\n\r\n".to_vec(), &[400]),
         _ => (
-            b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5\r\n\r\nab".to_vec(),
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 5\r\n\r\nab".to_vec(),
             &[200, 400, 408],
         ),
     }
