@@ -8,6 +8,7 @@ pub mod attention;
 pub mod conformance;
 pub mod elementwise;
 pub mod embedding;
+pub mod feed;
 pub mod format;
 pub mod gated_act;
 pub mod kv_cache;

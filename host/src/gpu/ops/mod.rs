@@ -11,6 +11,7 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod feed;
 mod matrix;
 mod matvec;
 mod moe;
@@ -36,6 +37,7 @@ pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
+pub use feed::{Fed, NOT_FED, feed};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use moe::{moe_weighted_acc, softmax_topk};
@@ -44,7 +46,7 @@ pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
-pub use sample::sample;
+pub use sample::{SampleRoom, sample, sample_params};
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
 
 /// The result of a launcher.
