@@ -73,7 +73,9 @@ impl Hub {
         } else if request.contains("/bytes ") {
             assert_eq!(header("authorization"), None, "the token goes to the hub alone");
             let range = header("range");
-            state.ranges.push(range.clone());
+            if request.starts_with("GET ") {
+                state.ranges.push(range.clone());
+            }
             let start = range
                 .filter(|_| !state.no_ranges)
                 .and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
