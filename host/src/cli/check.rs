@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
+use super::model_path::by_name;
 use crate::cuda::{self, CudaDevice, DeviceInfo, KernelSource, Selector, SelectorError};
 use crate::gpu::self_test::{self, Scale};
 use crate::gpu::{Device, Emulated, MemoryInfo};
@@ -163,8 +164,12 @@ fn check_model(
     memory: crate::gpu::Result<MemoryInfo>,
     out: &mut dyn Write,
 ) -> io::Result<Option<String>> {
-    let Some(path) = model else { return Ok(None) };
-    let weights_bytes = match std::fs::metadata(path) {
+    let Some(model) = model else { return Ok(None) };
+    let path = match by_name(model) {
+        Ok(path) => path,
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    let weights_bytes = match std::fs::metadata(&path) {
         Ok(metadata) => metadata.len(),
         Err(error) => return Ok(Some(format!("{}: {error}", path.display()))),
     };

@@ -25,8 +25,11 @@ pub fn default_model(given: Option<&Path>) -> Result<PathBuf, CliError> {
     })
 }
 
-/// A path is a path if there is something; otherwise it may be a name.
-fn by_name(given: &Path) -> Result<PathBuf, CliError> {
+/// The file that a path or a name means. A path is a path if there is something; otherwise it may be a name.
+///
+/// # Errors
+/// The model of this name is not here.
+pub(super) fn by_name(given: &Path) -> Result<PathBuf, CliError> {
     let name = given.to_string_lossy();
     if given.exists() {
         return Ok(given.to_owned());
