@@ -26,7 +26,7 @@ pub const fn threads(d: u32) -> u32 {
     d / LANE_ROWS * 16
 }
 
-/// Dynamic shared memory: a row of [`TokenRow`] for each token.
+/// Dynamic shared memory: what a block has of each token, five times `d` elements and its two gates.
 pub const fn shared_bytes(d: u32) -> u32 {
     4 * MAX_ROWS * (5 * d + 4)
 }
