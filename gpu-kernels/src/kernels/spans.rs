@@ -77,7 +77,7 @@ pub(crate) fn first_tile<const SIZE: u32>(first: u32, i: u32) -> u32 {
     first / SIZE + i
 }
 
-/// Above every tile of a batch, as [`first_tile`] numbers them.
+/// Above every tile of a batch, as the kernels number them.
 pub const fn n_tiles(size: u32, rows: u32, n_spans: u32) -> u32 {
     rows / size + n_spans
 }

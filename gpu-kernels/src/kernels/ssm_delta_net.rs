@@ -241,11 +241,11 @@ unsafe fn chunk<const V: usize>(
     value: f32,
     t: u32,
 ) -> f32 {
-    // SAFETY: the caller's promise.
     let vectors = |from: Shared<F32x4>, i: usize| {
         let mut vectors = [F32x4::splat(0.0); V];
         let mut j = 0;
         while j < V {
+            // SAFETY: the caller's promise.
             vectors[j] = unsafe { from.get((i as u32 ^ t) * 16 * V as u32 + 16 * j as u32) };
             j += 1;
         }

@@ -26,7 +26,7 @@ pub const fn threads(d: u32) -> u32 {
     d / LANE_ROWS * 16
 }
 
-/// Dynamic shared memory: a row of [`TokenRow`] for each token.
+/// Dynamic shared memory: what a block has of each token, five times `d` elements and its two gates.
 pub const fn shared_bytes(d: u32) -> u32 {
     4 * MAX_ROWS * (5 * d + 4)
 }
@@ -289,7 +289,7 @@ unsafe fn advance<const V: usize>(s: &mut State<V>, token: TokenRow, row: u32) {
         let F32x2 { x: decay, y: step } = token.decay_step().cast::<F32x2>().get(0);
         let delta = step * (token.v().get(row) - decay * k_scale * gather(sk));
         let out = math::fma(delta, qk, decay * q_scale * gather(sq));
-        if warp::lane_id() % 4 == 0 {
+        if warp::lane_id().is_multiple_of(4) {
             token.out().set(row, out);
         }
         // The row of slot `s` is that of the lane whose number differs by `4·s`.
@@ -319,7 +319,7 @@ macro_rules! entries {
         ///   0 and −1). There are key heads; a `u32` counts the elements of a slot's ring and
         ///   of all rows.
         /// - `qs` is null, or `qs`, `scales`, `sums` are as
-        ///   [`quantize_q8`](crate::kernels::quantize_q8::quantize_q8()) has them for `out`.
+        ///   [`quantize_q8`](crate::kernels::quantize_q8) has them for `out`.
         /// - `conv1d`, `z`, `norm`, `state`, `out` are 16-byte aligned, `qs` 4-byte; what is written overlaps nothing
         ///   else.
         /// - The `span_*` arrays have an element for each span of the grid: at most [`MAX_ROWS`] rows, which lie within
