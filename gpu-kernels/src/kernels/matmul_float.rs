@@ -139,8 +139,9 @@ impl<F: Format> Loader<F> {
             }
             for i in 0..X_LOADS {
                 let k = QUAD * (self.quad + i as u32 * (THREADS / TOKENS));
-                for (j, value) in (0..).zip(x[i].to_array()) {
-                    x_tile.set((k + j) * TOKENS + self.token, value);
+                let values = x[i].to_array();
+                for j in 0..QUAD {
+                    x_tile.set((k + j) * TOKENS + self.token, values[j as usize]);
                 }
             }
         }
