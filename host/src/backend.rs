@@ -124,10 +124,12 @@ pub enum LayerCache {
         /// Values a token.
         kv_dim: u32,
     },
-    /// Gated delta net: the last `d_conv − 1` inputs of the convolution, and one matrix a head.
+    /// Gated delta net: the latest inputs of the convolution, and one matrix a head.
     Recurrent {
-        /// Elements of the convolution state: `(d_conv − 1) · conv_dim`.
-        conv: u32,
+        /// Values of one input of the convolution.
+        conv_dim: u32,
+        /// Its taps: at least `d_conv − 1` inputs have to be kept.
+        d_conv: u32,
         /// Elements of the state: `n_head · d_state · d_state`.
         state: u32,
     },
@@ -170,6 +172,10 @@ pub struct AttentionShape {
     /// A query at position `t` sees keys in `(t − window, t]`; `None` sees all up to `t`.
     pub window: Option<u32>,
 }
+
+/// Inputs of a gated delta net's convolution that a cache may keep. Three are enough to go on with four taps; with
+/// these, a sequence can also go back a few tokens.
+pub const MAX_CONV_INPUTS: u32 = 8;
 
 /// Added to `Σ x²` before queries and keys of a gated delta net are divided by its root. Source: the models'
 /// reference implementation, `l2norm(x, eps=1e-6)`.
@@ -342,6 +348,8 @@ pub trait Backend: Sized + Send {
     ) -> Result;
     /// `out[i] = x[batch.outputs[i]]`.
     fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+    /// `out[m] = [a[m] | b[m]]`.
+    fn join_rows(&mut self, out: &mut Self::Tensor, a: &Self::Tensor, b: &Self::Tensor, batch: &Self::Batch) -> Result;
     /// `logits[i, r] = Σ_k w[r, k]·x[i, k]` over the output rows of the batch.
     fn head(&mut self, logits: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
 

@@ -60,7 +60,7 @@ fn reference_architecture() {
     assert_eq!((ssm.d_conv, ssm.d_inner, ssm.d_state, ssm.dt_rank, ssm.n_group), (4, 256, 64, 4, 2));
     assert_eq!(ssm.conv_dim(), 2 * 2 * 64 + 256);
     assert_eq!(c.kv_elems_per_token(), 2 * 2 * 2 * 64);
-    assert_eq!(c.state_elems_per_sequence(), 6 * (4 * 64 * 64 + 3 * 512));
+    assert_eq!(c.state_elems_per_sequence(), 6 * (4 * 64 * 64 + 8 * 512));
 }
 
 #[test]

@@ -7,6 +7,8 @@
 //! |---|---|---|---|
 //! | A, s8, k = 32 | `a[j]`, byte `i` | `g + 8·(j % 2)` | `4t + i + 16·(j / 2)` |
 //! | B, s8, k = 32 | `b[j]`, byte `i` | `4t + i + 16·j` | `g` |
+//! | A, s8, k = 16 | `a[j]`, byte `i` | `g + 8·j` | `4t + i` |
+//! | B, s8, k = 16 | `b`, byte `i` | `4t + i` | `g` |
 //! | A, 16-bit, k = 16 | `a[j]`, half `i` | `g + 8·(j % 2)` | `2t + i + 8·(j / 2)` |
 //! | B, 16-bit, k = 16 | `b[j]`, half `i` | `2t + i + 8·j` | `g` |
 //! | C and D | `c[j]` | `g + 8·(j / 2)` | `2t + j % 2` |
@@ -46,6 +48,22 @@ mod imp {
     mma!(m16n8k32_s8, "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", i32);
     mma!(m16n8k16_f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", f32);
     mma!(m16n8k16_bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", f32);
+
+    /// As the others, with half of the factors.
+    #[inline(always)]
+    pub(super) unsafe fn m16n8k16_s8(a: [u32; 2], b: u32, c: [i32; 4]) -> [i32; 4] {
+        let [mut d0, mut d1, mut d2, mut d3] = c;
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}}}, {{{6}}}, {{{0}, {1}, {2}, {3}}};",
+                inout(reg32) d0, inout(reg32) d1, inout(reg32) d2, inout(reg32) d3,
+                in(reg32) a[0], in(reg32) a[1], in(reg32) b,
+                options(nomem, nostack),
+            );
+        }
+        [d0, d1, d2, d3]
+    }
 
     macro_rules! ldmatrix {
         ($name:ident, $op:literal) => {
@@ -120,6 +138,13 @@ mod imp {
         bits.map(u32::cast_signed)
     }
 
+    /// The upper half of the k = 32 form's factors is 0.
+    #[track_caller]
+    pub(super) unsafe fn m16n8k16_s8(a: [u32; 2], b: u32, c: [i32; 4]) -> [i32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { m16n8k32_s8([a[0], a[1], 0, 0], [b, 0], c) }
+    }
+
     /// The order of the hardware's sum is not specified; here it is exact, then rounded once.
     #[track_caller]
     fn m16n8k16(kind: Collective, a: [u32; 4], b: [u32; 2], c: [f32; 4], value: fn(u16) -> f32) -> [f32; 4] {
@@ -181,6 +206,18 @@ mod imp {
 pub unsafe fn m16n8k32_s8(a: [u32; 4], b: [u32; 2], c: [i32; 4]) -> [i32; 4] {
     // SAFETY: the caller's promise.
     unsafe { imp::m16n8k32_s8(a, b, c) }
+}
+
+/// `D = A·B + C` with s8 factors, k = 16, and s32 sums, which wrap.
+///
+/// # Safety
+/// Every lane of the warp comes here.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn m16n8k16_s8(a: [u32; 2], b: u32, c: [i32; 4]) -> [i32; 4] {
+    // SAFETY: the caller's promise.
+    unsafe { imp::m16n8k16_s8(a, b, c) }
 }
 
 /// `D = A·B + C` with f16 factors, k = 16, and f32 sums.

@@ -78,6 +78,23 @@ pub trait FormatQ8: Format {
     fn dot_q8(raw: &Self::Raw, x: &[Q8Run; 2], phase: u32) -> f32;
 }
 
+/// A format of small integers as the tensor cores take it: `v = scale·q − min`, `q` a signed byte.
+///
+/// A scale is exact in f32 with at least two bits to spare: it is an f16, or one times an integer of up to
+/// eight bits, or a power of two.
+pub trait FormatTile: FormatQ8 {
+    /// Consecutive elements that share scale and minimum: 16 or 32.
+    const GROUP_ELEMS: u32 = 32;
+    /// Whether there are minimums that are not 0.
+    const HAS_MIN: bool = false;
+
+    /// `q` of a chunk's runs; where there is one run, the second is not to be read.
+    fn integers(raw: &Self::Raw, phase: u32) -> [[u32; 4]; 2];
+
+    /// Scale and minimum of one of a chunk's runs.
+    fn scale(raw: &Self::Raw, phase: u32, run: usize) -> [f32; 2];
+}
+
 /// Sixteen quantised activations: `x[i] = d·qs[i]`, and their sum `s = d·Σ qs[i]`.
 #[derive(Clone, Copy)]
 pub struct Q8Run {
@@ -102,8 +119,17 @@ impl Row {
     /// The tensor has such a row, of `chunks` chunks, and lies in one allocation.
     #[inline(always)]
     pub unsafe fn new<F: Format>(w: *const u8, offsets: &[u64; MAX_PLANES], row: u64, chunks: u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::from_block::<F>(w, offsets, row * u64::from(chunks / F::BLOCK_CHUNKS)) }
+    }
+
+    /// What follows from block `block` (counted over the tensor) on, as a row.
+    ///
+    /// # Safety
+    /// As [`Row::new`]: the tensor has such a block.
+    #[inline(always)]
+    pub unsafe fn from_block<F: Format>(w: *const u8, offsets: &[u64; MAX_PLANES], block: u64) -> Self {
         let bytes = const { plane_bytes(F::TYPE) };
-        let block = row * u64::from(chunks / F::BLOCK_CHUNKS);
         // SAFETY: the offset is that of a block of the tensor.
         let at = |i: usize| unsafe { w.add((offsets[i] + block * bytes[i]) as usize) };
         Self { planes: [at(0), at(1), at(2), at(3)] }
@@ -147,6 +173,14 @@ pub(crate) fn high_nibbles(word: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn high_nibbles_16(word: u32) -> u32 {
     word & 0xf0f0_f0f0
+}
+
+/// Subtracts `offset`, at most 128, from four bytes that are less than 128. No byte borrows from the next: with its
+/// top bit set it is large enough.
+#[inline(always)]
+pub(crate) fn centred(word: u32, offset: u8) -> u32 {
+    const TOP: u32 = 0x8080_8080;
+    ((word | TOP) - u32::from(offset) * 0x0101_0101) ^ TOP
 }
 
 /// One of two words, without a branch.

@@ -25,6 +25,10 @@ pub(super) struct ModelArgs {
     /// Most tokens in one step.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) batch: u32,
+    /// Guess this many tokens after each with the model's own block for that (MTP), where it has one: the same tokens,
+    /// several a step; 0 is off.
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub(super) draft: u32,
     /// A Jinja file to use instead of the model's chat template.
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
@@ -38,6 +42,7 @@ impl ModelArgs {
             gpu: self.gpu.options(),
             n_ctx: self.ctx,
             n_batch: self.batch,
+            n_draft: self.draft,
             chat_template: self.chat_template.clone(),
             ..EngineOptions::default()
         }

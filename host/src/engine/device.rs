@@ -88,22 +88,24 @@ impl OpenDevice {
         gguf: Arc<Gguf>,
         limits: Limits,
         options: BackendOptions,
+        draft: bool,
     ) -> Result<Box<dyn Executor>, EngineError> {
         fn boxed<D: Device>(
             device: Arc<D>,
             gguf: &Gguf,
             limits: Limits,
             options: BackendOptions,
+            draft: bool,
         ) -> Result<Box<dyn Executor>, EngineError> {
-            Ok(Box::new(Session::new(GpuBackend::new(device, options), gguf, limits)?))
+            Ok(Box::new(Session::load(GpuBackend::new(device, options), gguf, limits, draft)?))
         }
         match self {
-            OpenDevice::Cpu => Ok(Box::new(Session::new(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits)?)),
+            OpenDevice::Cpu => Ok(Box::new(Session::load(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits, draft)?)),
             // Its memory is the host's, and nothing is gained from large copies.
             OpenDevice::Emulated(device) => {
-                boxed(device, &gguf, limits, BackendOptions { staging_bytes: 1 << 20, ..options })
+                boxed(device, &gguf, limits, BackendOptions { staging_bytes: 1 << 20, ..options }, draft)
             }
-            OpenDevice::Cuda(device) => boxed(device, &gguf, limits, options),
+            OpenDevice::Cuda(device) => boxed(device, &gguf, limits, options, draft),
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, Engin
     let mut options = options.clone();
     let device = OpenDevice::open(&options.device, &config, weights_bytes(&gguf))?;
     let limits = choose_limits(&config, &mut options, &device, weights_bytes(&gguf))?;
-    let executor = device.load(gguf, limits, options.gpu)?;
+    let executor = device.load(gguf, limits, options.gpu, options.n_draft > 0)?;
     Engine::new(executor, tokenizer, template, &options)
 }
 
@@ -47,7 +47,7 @@ pub fn load_with(
     options: BackendOptions,
 ) -> Result<Box<dyn Executor>, EngineError> {
     let config = Config::from_gguf(&gguf)?;
-    OpenDevice::open(device, &config, weights_bytes(&gguf))?.load(gguf, limits, options)
+    OpenDevice::open(device, &config, weights_bytes(&gguf))?.load(gguf, limits, options, false)
 }
 
 /// Bytes of all tensors.
@@ -68,7 +68,14 @@ fn choose_limits(
             return Err(EngineError::Option { option, value: 0, why: "has to be at least 1".to_owned() });
         }
     }
-    options.n_batch = options.n_batch.max(options.n_slots);
+    let outputs = options.n_draft.checked_add(1).and_then(|rows| rows.checked_mul(options.n_slots));
+    let too_many = || EngineError::Option {
+        option: "draft",
+        value: options.n_draft.into(),
+        why: format!("is too many for {} sequences", options.n_slots),
+    };
+    let n_outputs = outputs.filter(|n| *n <= MAX_OUTPUTS).ok_or_else(too_many)?;
+    options.n_batch = options.n_batch.max(n_outputs);
     let mut n_ctx = choose_n_ctx(config, options.n_ctx);
     loop {
         let limits = limits(config, options, n_ctx)?;
@@ -95,6 +102,9 @@ fn choose_limits(
     }
 }
 
+/// Rows of logits that a step may ask for.
+const MAX_OUTPUTS: u32 = 1 << 16;
+
 fn limits(config: &Config, options: &EngineOptions, n_ctx: u32) -> Result<Limits, EngineError> {
     let recurrent = config.state_elems_per_sequence() > 0;
     let n_checkpoints = if recurrent && options.prefix_reuse { options.n_checkpoints } else { 0 };
@@ -104,8 +114,10 @@ fn limits(config: &Config, options: &EngineOptions, n_ctx: u32) -> Result<Limits
         why: format!("is too many for a context of {n_ctx} tokens"),
     };
     let n_pages = n_ctx.div_ceil(PAGE_TOKENS).checked_mul(options.n_slots).ok_or_else(too_many)?;
-    let n_slots = options.n_slots.checked_add(n_checkpoints).ok_or_else(too_many)?;
-    Ok(Limits { n_pages, n_slots, n_batch: options.n_batch, n_outputs: options.n_slots })
+    let n_backups = if recurrent && options.n_draft > 0 { options.n_slots } else { 0 };
+    let n_slots = options.n_slots.checked_add(n_backups).and_then(|n| n.checked_add(n_checkpoints));
+    let n_outputs = options.n_slots * (1 + options.n_draft);
+    Ok(Limits { n_pages, n_slots: n_slots.ok_or_else(too_many)?, n_batch: options.n_batch, n_outputs })
 }
 
 /// The file's tokenizer; `None` where it has no vocabulary, which is enough to run ids.

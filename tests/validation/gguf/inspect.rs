@@ -34,9 +34,9 @@ fn metadata_tensors_and_plan() {
     assert_line(&text, &["tokenizer.ggml.tokens = [\"!\", ", "…] (4096 of string)"]);
     assert_line(&text, &["token_embd.weight", "Q4_K", "[256, 4096]", "589824"]);
     assert_line(&text, &["Q4_K", "19 tensors", "10485760 elements", "5898240 bytes"]);
-    // Two attention layers with keys and values of 2 heads of 64; six states of 4 × 64 × 64 and 3 × 512.
+    // Two attention layers with keys and values of 2 heads of 64; six states of 4 × 64 × 64 and 8 × 512.
     assert_line(&text, &["KV cache, 1000 tokens", "0.98 MiB as F16, 1.95 MiB as F32"]);
-    assert_line(&text, &["state, each sequence", "0.41 MiB as F32"]);
+    assert_line(&text, &["state, each sequence", "0.47 MiB as F32"]);
 }
 
 /// Names and texts of a hostile file do not steer the terminal, and do not flood it.

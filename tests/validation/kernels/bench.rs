@@ -5,8 +5,9 @@ use host::gpu::ops::bench::{Measurement, bench};
 
 fn print(results: &[Measurement]) {
     for m in results {
+        let tera_ops = m.tera_ops_per_s.map_or(String::new(), |ops| format!("{ops:7.1} TOP/s"));
         println!(
-            "{:20} {:5} {:36} {:9.1} us {:7.0} GB/s {:5.1} %",
+            "{:20} {:5} {:48} {:9.1} us {:7.0} GB/s {:5.1} % {tera_ops}",
             m.op,
             m.ty,
             m.shape,
@@ -23,6 +24,9 @@ fn the_kernel_benchmark_measures_every_kernel() {
     assert_eq!(results[0].op, "read_sweep");
     assert_eq!(results[0].share, 1.0);
     assert!(results.iter().all(|m| m.us > 0.0 && m.gb_per_s > 0.0 && m.bytes > 0), "{results:?}");
+    for op in ["matmul_q8", "matmul_float", "route_groups"] {
+        assert!(results.iter().any(|m| m.op == op), "{op}");
+    }
     for &ty in gpu_kernels::blocks::GgmlType::ALL {
         let matvec = |m: &&Measurement| m.op.starts_with("matvec") && m.ty == ty.name() && m.shape.ends_with("x 2048");
         let forms = results.iter().filter(matvec).count();

@@ -1,7 +1,7 @@
 //! Matrix times vector, all weight types, both kinds of activations.
 
 use gpu_kernels::blocks::GgmlType;
-use gpu_kernels::params::{Activations, MatvecShape};
+use gpu_kernels::params::{Activations, MATVEC_BLOCK, MatvecShape, shares_by_block};
 use host::gpu::ops::{Experts, Matvec, OpError, Q8, matvec, matvec_q8, quantize_q8, takes_q8};
 use host::gpu::{Buffer, Device};
 
@@ -9,9 +9,9 @@ use super::formats::{Value, dequantize, golden, random_blocks, unhex};
 use super::{Output, Random, Weights, assert_close, devices};
 
 /// Activations on a device, in both forms, and what the kernels make of them.
-struct Input<D: Device> {
+pub(super) struct Input<D: Device> {
     cols: u32,
-    x: Buffer<D, f32>,
+    pub(super) x: Buffer<D, f32>,
     qs: Buffer<D, i8>,
     d: Buffer<D, f32>,
     s: Buffer<D, f32>,
@@ -24,7 +24,7 @@ struct Input<D: Device> {
 }
 
 impl<D: Device> Input<D> {
-    fn new(device: &D, x: &[f32], cols: u32) -> Self {
+    pub(super) fn new(device: &D, x: &[f32], cols: u32) -> Self {
         let n = x.len();
         let x_device = device.alloc_from(x).expect("memory");
         let qs = device.alloc(n).expect("memory");
@@ -46,15 +46,20 @@ impl<D: Device> Input<D> {
         }
     }
 
-    fn values(&self, form: Activations) -> &[f64] {
+    /// The quantised form.
+    pub(super) fn q8(&self) -> Q8<'_> {
+        Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols: self.cols }
+    }
+
+    pub(super) fn values(&self, form: Activations) -> &[f64] {
         match form {
             Activations::Plain => &self.plain,
             _ => &self.quantized,
         }
     }
 
-    fn run(&self, device: &D, form: Activations, op: &Matvec<'_>) -> Result<u64, OpError> {
-        let x = Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols: self.cols };
+    pub(super) fn run(&self, device: &D, form: Activations, op: &Matvec<'_>) -> Result<u64, OpError> {
+        let x = self.q8();
         // Several tokens of a dense product take the kernel for four; expert 0 of one is the same product,
         // and takes the kernel for one.
         let only_expert = Experts { ids: self.zeros.slice(), ids_stride: 1, n_used: 1, shared_x: true };
@@ -67,14 +72,14 @@ impl<D: Device> Input<D> {
 }
 
 /// `Σ_k w[k]·x[k]`, and `Σ_k |w[k]|·|x[k]|` with the sizes of the weights' terms.
-fn dot(w: &[Value], x: &[f64]) -> (f64, f64) {
+pub(super) fn dot(w: &[Value], x: &[f64]) -> (f64, f64) {
     w.iter().zip(x).fold((0.0, 0.0), |(sum, size), (w, x)| (sum + w.sum() * x, size + w.size() * x.abs()))
 }
 
 /// Rounding errors of a product, in units of `Σ |w|·|x|`: each lane adds up to `cols / lanes` numbers (at
 /// worst all of a short row), the warp five times, and a weight or a block's product takes up to ten
 /// roundings of its own. Each is at most 2^-24 of what it rounds.
-fn tolerance(cols: u32) -> f64 {
+pub(super) fn tolerance(cols: u32) -> f64 {
     (f64::from(cols.div_ceil(32)).max(32.0) + 5.0 + 10.0) * 2f64.powi(-24)
 }
 
@@ -279,7 +284,8 @@ fn matvec_lanes_fit_rows_and_blocks() {
             let shape = MatvecShape::new(ty, form);
             for chunks in (0..400).map(|n| (n + 1) * gpu_kernels::layout::block_chunks(ty)) {
                 let lanes = 1 << shape.lanes_log2(ty, chunks);
-                assert!(lanes <= 32 && lanes >= gpu_kernels::layout::block_chunks(ty), "{ty} {chunks}");
+                let most = if shares_by_block(ty) { MATVEC_BLOCK } else { 32 };
+                assert!(lanes <= most && lanes >= gpu_kernels::layout::block_chunks(ty), "{ty} {chunks}");
                 let idle = lanes * shape.steps > 2 * chunks.max(gpu_kernels::layout::block_chunks(ty) * shape.steps);
                 assert!(!idle, "{ty} {chunks}: {lanes} lanes, {} steps", shape.steps);
             }

@@ -10,14 +10,18 @@ mod bench;
 mod elementwise;
 mod embedding;
 mod feed;
+mod ffn;
 mod formats;
+mod matmul;
 mod matvec;
+mod matvecs;
 mod moe;
 mod quantize_q8;
 mod random;
 mod repack;
 mod report;
 mod rope;
+mod route_groups;
 mod sample;
 mod ssm;
 

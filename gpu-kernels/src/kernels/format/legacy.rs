@@ -8,7 +8,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use super::{Format, FormatQ8, FormatTile, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ4_0`](crate::blocks::BlockQ4_0).
@@ -48,6 +48,12 @@ impl Raw {
         convert::f16_to_f32((self.dm >> 16) as u16)
     }
 
+    /// The values of both runs.
+    #[inline(always)]
+    fn integers(&self) -> [[u32; 4]; 2] {
+        [0, 1].map(|run| [0, 1, 2, 3].map(|i| self.word(i, run)))
+    }
+
     /// `Σ q·x` over the block, without scales.
     #[inline(always)]
     fn dot(&self, x: &[Q8Run; 2]) -> f32 {
@@ -74,6 +80,18 @@ macro_rules! symmetric {
                 raw.d() * math::fma(raw.dot(x), x[0].d, -$offset * (x[0].s + x[1].s))
             }
         }
+
+        impl FormatTile for $name {
+            #[inline(always)]
+            fn integers(raw: &Raw, _phase: u32) -> [[u32; 4]; 2] {
+                raw.integers().map(|run| run.map(|word| centred(word, $offset as u8)))
+            }
+
+            #[inline(always)]
+            fn scale(raw: &Raw, _phase: u32, _run: usize) -> [f32; 2] {
+                [raw.d(), 0.0]
+            }
+        }
     };
 }
 
@@ -87,6 +105,20 @@ macro_rules! affine {
             #[inline(always)]
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 math::fma(raw.dot(x), raw.d() * x[0].d, raw.m() * (x[0].s + x[1].s))
+            }
+        }
+
+        impl FormatTile for $name {
+            const HAS_MIN: bool = true;
+
+            #[inline(always)]
+            fn integers(raw: &Raw, _phase: u32) -> [[u32; 4]; 2] {
+                raw.integers()
+            }
+
+            #[inline(always)]
+            fn scale(raw: &Raw, _phase: u32, _run: usize) -> [f32; 2] {
+                [raw.d(), -raw.m()]
             }
         }
     };

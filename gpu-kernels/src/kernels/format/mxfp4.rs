@@ -6,7 +6,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, Q8Run, Row, signed_bytes};
+use super::{Format, FormatQ8, FormatTile, Q8Run, Row, signed_bytes};
 use crate::blocks::GgmlType;
 
 /// See [`BlockMxfp4`](crate::blocks::BlockMxfp4).
@@ -31,6 +31,13 @@ const SIGNS: u32 = 0x8888_8888;
 #[inline(always)]
 fn positive(nibbles: u32) -> u32 {
     int8::prmt(DOUBLED[0], DOUBLED[1], nibbles)
+}
+
+/// The low nibbles of a word's bytes, one after another: the low 16 bits of a `prmt` selector.
+#[inline(always)]
+fn selector(word: u32) -> u32 {
+    let word = word & 0x000f_000f | (word & 0x0f00_0f00) >> 4;
+    word | word >> 8
 }
 
 /// `2^(e − 128)`: half of the block's scale. Written as bits, because the two smallest are subnormal.
@@ -64,10 +71,7 @@ impl Format for Mxfp4 {
 
     #[inline(always)]
     fn quad<const I: u32>(raw: &Raw, _phase: u32) -> [f32; 4] {
-        let word = raw.qs.to_array()[I as usize % 4] >> (I / 4 * 4);
-        // One nibble a byte, to one nibble after another: the low 16 bits of a `prmt` selector.
-        let word = word & 0x000f_000f | (word & 0x0f00_0f00) >> 4;
-        let nibbles = word | word >> 8;
+        let nibbles = selector(raw.qs.to_array()[I as usize % 4] >> (I / 4 * 4));
         let d = half_scale(raw.e);
         let minus = signed_bytes(positive(nibbles ^ SIGNS));
         let mut values = signed_bytes(positive(nibbles));
@@ -96,5 +100,24 @@ impl FormatQ8 for Mxfp4 {
         }
         // Activation scale first: a tiny weight scale must not be all that is left of the product.
         (plus - minus) as f32 * x[0].d * half_scale(raw.e)
+    }
+}
+
+impl FormatTile for Mxfp4 {
+    /// Twice the values. A byte is 0 either among the positive or among the negative ones, so they join by `|`.
+    #[inline(always)]
+    fn integers(raw: &Raw, _phase: u32) -> [[u32; 4]; 2] {
+        [0, 4].map(|shift| {
+            raw.qs.to_array().map(|word| {
+                let nibbles = selector(word >> shift);
+                let minus = positive(nibbles ^ SIGNS);
+                positive(nibbles) | (0x8080_8080 - minus) ^ 0x8080_8080
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn scale(raw: &Raw, _phase: u32, _run: usize) -> [f32; 2] {
+        [half_scale(raw.e), 0.0]
     }
 }

@@ -7,7 +7,7 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles, select,
+    Format, FormatQ8, FormatTile, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles, select,
     unsigned_bytes,
 };
 use crate::blocks::GgmlType;
@@ -67,10 +67,16 @@ impl Scales {
         math::fma(self.d, scaled, -(self.dmin * minimums))
     }
 
+    /// What multiplies a value of sub-block `half` of the two, and what is subtracted from it.
+    #[inline(always)]
+    pub(super) fn scale(&self, half: usize) -> [f32; 2] {
+        [self.d * self.sc[half] as f32, self.dmin * self.mn[half] as f32]
+    }
+
     /// `d·sc·q − dmin·mn` for four bytes of sub-block `half` of the two.
     #[inline(always)]
     pub(super) fn dequantize(&self, word: u32, half: usize) -> [f32; 4] {
-        let (d, m) = (self.d * self.sc[half] as f32, self.dmin * self.mn[half] as f32);
+        let [d, m] = self.scale(half);
         unsigned_bytes(word).map(|q| d * q - m)
     }
 }
@@ -113,5 +119,20 @@ impl FormatQ8 for Q4K {
         let low = dot16(qs.map(low_nibbles), &x[0].qs);
         let high = dot16_unsigned(qs.map(high_nibbles_16), &x[1].qs);
         Scales::unpack(raw.head, phase / 2).combine(low, high, x, 16.0)
+    }
+}
+
+impl FormatTile for Q4K {
+    const HAS_MIN: bool = true;
+
+    #[inline(always)]
+    fn integers(raw: &Raw, _phase: u32) -> [[u32; 4]; 2] {
+        let qs = raw.qs.to_array();
+        [qs.map(low_nibbles), qs.map(high_nibbles)]
+    }
+
+    #[inline(always)]
+    fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
+        Scales::unpack(raw.head, phase / 2).scale(run)
     }
 }

@@ -7,7 +7,7 @@
 use cuda_std::prelude::*;
 
 use super::q4_k::{Scales, start};
-use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles};
+use super::{Format, FormatQ8, FormatTile, Q8Run, Row, dot16, high_nibbles, low_nibbles};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ5K`](crate::blocks::BlockQ5K).
@@ -70,5 +70,20 @@ impl FormatQ8 for Q5K {
         let words = [0, 1, 2, 3].map(|i| words(raw, i, pair));
         let run = |r: usize| dot16(words.map(|word| word[r]), &x[r].qs);
         Scales::unpack(raw.head, pair).combine(run(0), run(1), x, 1.0)
+    }
+}
+
+impl FormatTile for Q5K {
+    const HAS_MIN: bool = true;
+
+    #[inline(always)]
+    fn integers(raw: &Raw, phase: u32) -> [[u32; 4]; 2] {
+        let words = [0, 1, 2, 3].map(|i| words(raw, i, phase / 2));
+        [words.map(|word| word[0]), words.map(|word| word[1])]
+    }
+
+    #[inline(always)]
+    fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
+        Scales::unpack(raw.head, phase / 2).scale(run)
     }
 }

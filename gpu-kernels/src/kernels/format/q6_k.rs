@@ -8,7 +8,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, Q8Run, Row, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use super::{Format, FormatQ8, FormatTile, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ6K`](crate::blocks::BlockQ6K).
@@ -81,5 +81,20 @@ impl FormatQ8 for Q6K {
             scale(raw, phase, r) * math::fma(dot as f32, x[r].d, -32.0 * x[r].s)
         };
         convert::f16_to_f32(raw.d) * (run(0) + run(1))
+    }
+}
+
+impl FormatTile for Q6K {
+    const GROUP_ELEMS: u32 = 16;
+
+    #[inline(always)]
+    fn integers(raw: &Raw, phase: u32) -> [[u32; 4]; 2] {
+        let words = [0, 1, 2, 3].map(|i| words(raw, i, phase));
+        [words.map(|word| centred(word[0], 32)), words.map(|word| centred(word[1], 32))]
+    }
+
+    #[inline(always)]
+    fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
+        [convert::f16_to_f32(raw.d) * scale(raw, phase, run), 0.0]
     }
 }

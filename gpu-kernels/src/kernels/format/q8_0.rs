@@ -4,7 +4,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, Q8Run, Row, dot16, signed_bytes};
+use super::{Format, FormatQ8, FormatTile, Q8Run, Row, dot16, signed_bytes};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ8_0`](crate::blocks::BlockQ8_0).
@@ -45,5 +45,17 @@ impl FormatQ8 for Q8_0 {
     #[inline(always)]
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
         dot16(raw.qs.to_array(), &x[0].qs) as f32 * (convert::f16_to_f32(raw.d) * x[0].d)
+    }
+}
+
+impl FormatTile for Q8_0 {
+    #[inline(always)]
+    fn integers(raw: &Raw, _phase: u32) -> [[u32; 4]; 2] {
+        [raw.qs.to_array(), [0; 4]]
+    }
+
+    #[inline(always)]
+    fn scale(raw: &Raw, _phase: u32, _run: usize) -> [f32; 2] {
+        [convert::f16_to_f32(raw.d), 0.0]
     }
 }

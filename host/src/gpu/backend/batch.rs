@@ -22,6 +22,8 @@ pub struct BatchShape {
     pub rows: u32,
     /// Sequences.
     pub spans: u32,
+    /// Rows of the longest span.
+    pub span_rows: u32,
     /// Rows whose logits are wanted.
     pub outputs: u32,
     /// Entries of a sequence's row of the page table, a power of two.
@@ -147,6 +149,7 @@ fn shape(batch: &api::Batch, choose: &Choose) -> Result<BatchShape> {
     Ok(BatchShape {
         rows: size(n_rows)?,
         spans: size(batch.spans.len())?,
+        span_rows: batch.spans.iter().map(|span| span.rows).max().unwrap_or(0),
         outputs: size(batch.outputs.len())?,
         // At most 2^26 pages hold all positions.
         max_pages: max_pages.next_power_of_two(),

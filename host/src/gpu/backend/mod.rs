@@ -112,6 +112,8 @@ pub struct GpuBackend<D: Device> {
     ropes: Vec<RopeTurns<D>>,
     batches: batch::Pool<D>,
     partials: Option<tensor::Partials<D>>,
+    /// What a delta net makes of its tokens ahead of the recurrence. It grows to the largest shape that was seen.
+    chunks: Option<Arc<Buffer<D, f32>>>,
     chosen: Option<output::Chosen<D>>,
     /// Where results land on the host.
     landing: Option<D::Pinned>,
@@ -136,6 +138,7 @@ impl<D: Device> GpuBackend<D> {
             ropes: Vec::new(),
             batches: batch::Pool::default(),
             partials: None,
+            chunks: None,
             chosen: None,
             landing: None,
             profiling: false,

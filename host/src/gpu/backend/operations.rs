@@ -14,18 +14,40 @@ use crate::backend::{
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials};
+use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
+/// Rows from which on float weights take tiles: fewer than that would leave most of a tile idle.
+const FLOAT_TILE_MIN_ROWS: u32 = 48;
+/// Rows from which on routes are grouped by expert. Few rows hardly share experts: eight rows of eight, out of 256,
+/// go to 57 different ones on average.
+const GROUP_MIN_ROWS: u32 = 9;
+
 impl<D: Device> GpuBackend<D> {
-    /// The product of `n` rows of `x`, in the form that the options and the weights' type ask for.
-    fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32) -> Result {
+    /// The product of `n` rows of `x`, in the form that the options, the weights' type and the number of rows ask for.
+    fn product(
+        &mut self,
+        op: Matvec<'_>,
+        x: &Tensor<D>,
+        n_x_rows: u32,
+        groups: Option<RouteGroups<'_>>,
+    ) -> Result {
         let op = Matvec { dependent: self.dependent(), ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
-            ops::matvec_q8(&*self.device, &op, x)
+            let dense = || ops::dense_tile(self.device.properties(), op.w.rows(), op.tokens).map(Tiles::Dense);
+            let tiles = if op.experts.is_some() { groups.map(Tiles::Experts) } else { dense() };
+            match tiles {
+                Some(tiles) => ops::matmul_q8(&*self.device, &op, x, tiles),
+                None => ops::matvec_q8(&*self.device, &op, x),
+            }
         } else {
-            ops::matvec(&*self.device, &op, x.rows(n_x_rows)?, x.cols())
+            let (cols, x) = (x.cols(), x.rows(n_x_rows)?);
+            if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_TILE_MIN_ROWS {
+                ops::matmul_float(&*self.device, &op, x, cols)
+            } else {
+                ops::matvec(&*self.device, &op, x, cols)
+            }
         };
         self.done(launched)
     }
@@ -41,7 +63,7 @@ impl<D: Device> GpuBackend<D> {
     ) -> Result {
         let y_stride = out.cols();
         let y = out.rows_mut(n)?;
-        self.product(Matvec { y_stride, accumulate, ..Matvec::new(w.view()?, y, n) }, x, n)
+        self.product(Matvec { y_stride, accumulate, ..Matvec::new(w.view()?, y, n) }, x, n, None)
     }
 
     fn gated(&mut self, out: &mut Tensor<D>, gate: &Tensor<D>, up: &Tensor<D>, act: GatedAct, n: u32) -> Result {
@@ -195,6 +217,13 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.dense(logits, w, x, batch.shape.outputs, false)
     }
 
+    fn join_rows(&mut self, out: &mut Tensor<D>, a: &Tensor<D>, b: &Tensor<D>, batch: &Batch<D>) -> Result {
+        let n = batch.shape.rows;
+        let (a_rows, b_rows) = (a.rows(n)?, b.rows(n)?);
+        let launched = ops::join_rows(&*self.device, a_rows, b_rows, out.rows_mut(n)?, a.cols());
+        self.done(launched)
+    }
+
     fn split_gate(
         &mut self,
         q: &mut Tensor<D>,
@@ -297,12 +326,14 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n = batch.shape.rows;
+        let chunks = self.chunks(ops::chunk_elems(shape, out.capacity(), cache.n_slots))?;
         let spans = batch.spans(cache.n_slots)?;
         let decay = Decay { dt_bias: dt_bias.map(|v| v.data.slice()), a: a.map(|v| v.data.slice()) };
         let ((_, state), out) = (cache.recurrent(layer)?, out.rows_mut(n)?);
         let (qkv, gates) = (qkv.rows(n)?, (alpha.rows(n)?, beta.rows(n)?));
         // SAFETY: as in `ssm_conv1d`.
-        let launched = unsafe { ops::ssm_delta_net(&*self.device, qkv, gates, decay, state, spans, out, shape) };
+        let launched =
+            unsafe { ops::ssm_delta_net(&*self.device, qkv, gates, decay, state, chunks.slice(), spans, out, shape) };
         self.done(launched)
     }
 
@@ -332,11 +363,21 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n_routes = routes.n_routes(batch.shape.rows)?;
-        let (ids, weights) = (routes.ids(n_routes)?, routes.weights(n_routes)?);
         let (logits, n_expert) = (logits.rows(batch.shape.rows)?, logits.cols());
+        let wanted = self.options.activations == Activations::Int8 && batch.shape.rows >= GROUP_MIN_ROWS;
+        routes.set_tile(wanted.then(|| ops::expert_tile(n_routes, n_expert)));
+        let (ids, weights) = (routes.ids(n_routes)?, routes.weights(n_routes)?);
         let bias = bias.map(|bias| bias.data.slice());
         let launched = ops::softmax_topk(&*self.device, logits, bias, ids, weights, n_expert, routes.n_used, rule);
-        self.done(launched)
+        self.done(launched)?;
+        match routes.groups(n_routes, n_expert)? {
+            Some(groups) => {
+                let experts = Experts { ids, ids_stride: routes.n_used, n_used: routes.n_used, shared_x: true };
+                let launched = ops::route_groups(&*self.device, &experts, batch.shape.rows, n_expert, groups);
+                self.done(launched)
+            }
+            None => Ok(()),
+        }
     }
 
     fn expert_matmul(
@@ -360,7 +401,8 @@ impl<D: Device> Backend for GpuBackend<D> {
             experts: Some(experts),
             ..Matvec::new(w.view()?, out.rows_mut(n_routes)?, n)
         };
-        self.product(op, x, if x_routed { n_routes } else { n })
+        let groups = routes.groups(n_routes, op.w.n_expert())?;
+        self.product(op, x, if x_routed { n_routes } else { n }, groups)
     }
 
     fn expert_act(

@@ -3,13 +3,16 @@
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
+use cuda_std::U32x4;
+use gpu_kernels::kernels::matmul::Tile;
+use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
 use super::{Activations, GpuBackend, Result, device_error, op_error};
 use crate::backend::Error;
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
-use crate::gpu::ops::{self, Q8};
+use crate::gpu::ops::{self, Q8, RouteGroups};
 
 /// f32 activations `[rows, cols]`, and their int8 form where a product takes that.
 pub struct Tensor<D: Device> {
@@ -94,8 +97,26 @@ impl<D: Device> GpuBackend<D> {
         Ok(tensor)
     }
 
+    /// The int8 form of the first `n` rows, for a kernel that writes that alone: the f32 form is then out of date.
+    pub(super) fn quantised_mut<'t>(&mut self, out: &'t mut Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        let q8 = self.int8_form(out)?;
+        out.n_quantised.set(n);
+        Ok(q8)
+    }
+
     /// The int8 form of the first `n` rows, quantised where it is out of date.
     pub(super) fn quantised<'t>(&mut self, x: &'t Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        let q8 = self.int8_form(x)?;
+        if x.n_quantised.get() < n {
+            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
+            self.moved_bytes += launched.map_err(op_error)?;
+            x.n_quantised.set(n);
+        }
+        Ok(q8)
+    }
+
+    /// Where the int8 form lies.
+    fn int8_form<'t>(&mut self, x: &'t Tensor<D>) -> Result<Q8<'t>> {
         if x.q8.get().is_none() {
             let len = x.rows as usize * x.cols as usize;
             let q8 = Quantised {
@@ -106,14 +127,7 @@ impl<D: Device> GpuBackend<D> {
             // Nobody else can have set it meanwhile.
             let _ = x.q8.set(q8);
         }
-        let q8 = x.q8.get().expect("set above");
-        let q8 = q8.view(x.cols);
-        if x.n_quantised.get() < n {
-            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
-            self.moved_bytes += launched.map_err(op_error)?;
-            x.n_quantised.set(n);
-        }
-        Ok(q8)
+        Ok(x.q8.get().expect("set above").view(x.cols))
     }
 }
 
@@ -122,12 +136,39 @@ pub struct Routes<D: Device> {
     pub(super) ids: Arc<Buffer<D, u32>>,
     pub(super) weights: Arc<Buffer<D, f32>>,
     pub(super) n_used: u32,
+    /// The routes by expert, for products in tiles.
+    order: Arc<Buffer<D, u32>>,
+    tiles: Arc<Buffer<D, U32x4>>,
+    /// The tile that the routes are grouped for, if they are.
+    tile: Option<Tile>,
 }
 
 impl<D: Device> Routes<D> {
     pub(super) fn new(backend: &mut GpuBackend<D>, rows: u32, n_used: u32) -> Result<Self> {
-        let len = rows as usize * n_used as usize;
-        Ok(Routes { ids: backend.keep_zeroed("routes", len)?, weights: backend.keep_zeroed("routes", len)?, n_used })
+        let too_many = || Error::Batch(format!("{rows} rows of {n_used} experts each"));
+        let n_routes = rows.checked_mul(n_used).ok_or_else(too_many)?;
+        let len = n_routes as usize;
+        Ok(Routes {
+            ids: backend.keep_zeroed("routes", len)?,
+            weights: backend.keep_zeroed("routes", len)?,
+            n_used,
+            order: backend.keep("routes by expert", len)?,
+            tiles: backend.keep("routes by expert", ops::max_tiles(n_routes, MAX_EXPERTS) as usize)?,
+            tile: None,
+        })
+    }
+
+    /// Notes what the routes are grouped for; whoever routes anew says so.
+    pub(super) fn set_tile(&mut self, tile: Option<Tile>) {
+        self.tile = tile;
+    }
+
+    /// The routes by expert, if they are grouped.
+    pub(super) fn groups(&self, n_routes: u32, n_expert: u32) -> Result<Option<RouteGroups<'_>>> {
+        let Some(tile) = self.tile else { return Ok(None) };
+        let n_tiles = ops::max_tiles(n_routes, n_expert) as usize;
+        let order = self.order.part(..n_routes as usize).map_err(device_error)?;
+        Ok(Some(RouteGroups { order, tiles: self.tiles.part(..n_tiles).map_err(device_error)?, tile }))
     }
 
     /// Routes of `rows` rows.
@@ -163,5 +204,15 @@ impl<D: Device> GpuBackend<D> {
         let (out, max_sum) = (self.keep("attention", out)?, self.keep("attention", max_sum)?);
         self.partials = Some(Partials { out: out.clone(), max_sum: max_sum.clone() });
         Ok(Partials { out, max_sum })
+    }
+
+    /// Room for `len` elements of a delta net's chunks.
+    pub(super) fn chunks(&mut self, len: usize) -> Result<Arc<Buffer<D, f32>>> {
+        if let Some(chunks) = self.chunks.as_ref().filter(|chunks| chunks.len() >= len) {
+            return Ok(Arc::clone(chunks));
+        }
+        let chunks = self.keep("delta-net chunks", len)?;
+        self.chunks = Some(Arc::clone(&chunks));
+        Ok(chunks)
     }
 }

@@ -3,7 +3,10 @@
 //! Each measurement of a weight format is over tensors that are larger than the second-level cache, and says which share of
 //! the bandwidth of [`read_sweep`] it reaches: that is what decoding is bound by.
 
+mod delta_net;
+mod ffn;
 mod layers;
+mod products;
 
 use bytemuck::Pod;
 use gpu_kernels::blocks::GgmlType;
@@ -30,6 +33,8 @@ pub struct Measurement {
     pub gb_per_s: f64,
     /// The same as a share of the read sweep's.
     pub share: f64,
+    /// Of a product of many tokens: multiplications and additions, in units of 1e12 a second.
+    pub tera_ops_per_s: Option<f64>,
 }
 
 /// Experts, and experts of a token, of the routed measurements: the reference model's.
@@ -76,6 +81,8 @@ pub fn bench<D: Device>(device: &D, weight_bytes: usize, repeats: usize) -> Resu
         bench.routed(ty, rows, cols, true)?;
     }
     bench.quantize(2048)?;
+    bench.products()?;
+    bench.feed_forward()?;
     bench.layers()?;
     Ok(bench.results)
 }
@@ -122,7 +129,23 @@ impl<'d, D: Device> Bench<'d, D> {
             self.sweep_gb_per_s = gb_per_s;
         }
         let share = gb_per_s / self.sweep_gb_per_s;
-        self.results.push(Measurement { op, ty, shape, bytes, us, gb_per_s, share });
+        self.results.push(Measurement { op, ty, shape, bytes, us, gb_per_s, share, tera_ops_per_s: None });
+    }
+
+    /// [`push`](Self::push) of a product of these sizes.
+    fn push_product(
+        &mut self,
+        op: &'static str,
+        ty: &'static str,
+        shape: String,
+        bytes: u64,
+        us: f64,
+        sizes: [u32; 3],
+    ) {
+        self.push(op, ty, shape, bytes, us);
+        if let Some(last) = self.results.last_mut() {
+            last.tera_ops_per_s = Some(2.0 * sizes.iter().map(|n| f64::from(*n)).product::<f64>() / us / 1e6);
+        }
     }
 
     fn sweep(&mut self) -> Result<()> {

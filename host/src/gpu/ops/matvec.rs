@@ -3,7 +3,9 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matvec as kernels;
-use gpu_kernels::params::{Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape};
+use gpu_kernels::params::{
+    Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_BYTES, MATVEC_SHARED_X, MatvecParams, MatvecShape,
+};
 
 use super::{Check, Matrix, OpError, Q8, Result};
 use crate::gpu::device::Device;
@@ -52,12 +54,12 @@ impl<'a> Matvec<'a> {
         Matvec { w, y, y_stride: w.rows(), bias: None, experts: None, accumulate: false, dependent: false, tokens }
     }
 
-    fn n_used(&self) -> u32 {
+    pub(super) fn n_used(&self) -> u32 {
         self.experts.map_or(1, |experts| experts.n_used)
     }
 
     /// Checks everything but `x`, and returns the number of rows that `x` has to have.
-    fn check<D: Device>(&self, check: Check, device: &D) -> Result<u64> {
+    pub(super) fn check<D: Device>(&self, check: Check, device: &D) -> Result<u64> {
         let (w, tokens) = (self.w, u64::from(self.tokens));
         let routes = tokens * u64::from(self.n_used());
         check.grid_yz("tokens", self.tokens)?;
@@ -119,7 +121,7 @@ impl<'a> Matvec<'a> {
     }
 
     /// The addresses of the optional operands, null where there are none.
-    fn optional(&self) -> (*const u32, *const f32) {
+    pub(super) fn optional(&self) -> (*const u32, *const f32) {
         (
             self.experts.map_or(std::ptr::null(), |experts| experts.ids.ptr()),
             self.bias.map_or(std::ptr::null(), Slice::ptr),
@@ -146,7 +148,7 @@ pub fn matvec<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_strid
     let (ids, bias) = op.optional();
     let form = Activations::Plain;
     let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride, form));
-    let launch = op.launch(device, form);
+    let launch = op.launch(device, form).shared(MATVEC_SHARED_BYTES);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match op.w.ty() {

@@ -6,7 +6,7 @@
 use gpu_kernels::kernels::rope::RopeParams;
 
 use super::{Bench, Result};
-use crate::backend::{AttentionShape, DeltaNetShape, Draw, GatedAct, PAGE_TOKENS, RouterRule};
+use crate::backend::{AttentionShape, Draw, GatedAct, PAGE_TOKENS, RouterRule};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Buffer;
 use crate::gpu::ops;
@@ -21,7 +21,6 @@ const N_EXPERT: usize = 256;
 const N_VOCAB: u32 = 248_320;
 const ATTENTION: AttentionShape =
     AttentionShape { n_head: 16, n_head_kv: 2, head_dim: 256, scale: 0.0625, window: None };
-const DELTA_NET: DeltaNetShape = DeltaNetShape { n_head_k: 16, n_head_v: 32, d_state: 128, d_conv: 4 };
 
 impl<D: Device> Bench<'_, D> {
     /// All of them.
@@ -30,18 +29,23 @@ impl<D: Device> Bench<'_, D> {
         self.elementwise()?;
         self.norms()?;
         self.attention_at(depth)?;
-        self.delta_net()?;
+        self.delta_net(1)?;
+        self.delta_net(if self.is_small() { 20 } else { 2048 })?;
+        let n_seqs: &[u32] = if self.is_small() { &[1, 2] } else { &[1, 8, 32] };
+        for &n_seq in n_seqs {
+            self.delta_step(n_seq)?;
+        }
         self.experts()?;
         self.choice(n_vocab)
     }
 
     /// Whether this is a trial with little memory, as on the emulated device: there the point is that all run.
-    fn is_small(&self) -> bool {
+    pub(super) fn is_small(&self) -> bool {
         self.weights.len() < 1 << 24
     }
 
     /// Numbers in (−1, 1), the same ones each time.
-    fn floats(&self, n: usize) -> Result<Buffer<D, f32>> {
+    pub(super) fn floats(&self, n: usize) -> Result<Buffer<D, f32>> {
         let mut state = 1u32;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -52,7 +56,7 @@ impl<D: Device> Bench<'_, D> {
     }
 
     /// Times one launch of a chain and notes it.
-    fn chain(&mut self, op: &'static str, shape: &str, mut run: impl FnMut(&D) -> Result<u64>) -> Result<()> {
+    pub(super) fn chain(&mut self, op: &'static str, shape: &str, mut run: impl FnMut(&D) -> Result<u64>) -> Result<()> {
         let mut bytes = 0;
         let device = self.device;
         let launches = if self.is_small() { 1 } else { CHAIN };
@@ -124,31 +128,6 @@ impl<D: Device> Bench<'_, D> {
             // SAFETY: as above, and the caches are written.
             unsafe { ops::attention(d, q.slice(), cache, at, partials, None, out.slice(), &ATTENTION)? };
             Ok(bytes)
-        })
-    }
-
-    #[expect(unsafe_code, reason = "the spans are made here")]
-    fn delta_net(&mut self) -> Result<()> {
-        let one = |value: u32| self.device.alloc_from(&[value]);
-        let (slot, first, rows, start) = (one(0)?, one(0)?, one(1)?, one(100)?);
-        let spans = ops::Spans { slot: slot.slice(), first: first.slice(), rows: rows.slice(), start: start.slice() };
-        let (conv, inner) = (DELTA_NET.conv_dim() as usize, DELTA_NET.d_inner() as usize);
-        let (x, w, y) = (self.floats(conv)?, self.floats(4 * conv)?, self.floats(conv)?);
-        let (conv_state, state) = (self.floats(3 * conv)?, self.floats(inner * 128)?);
-        let (alpha, beta, a, bias) = (self.floats(32)?, self.floats(32)?, self.floats(32)?, self.floats(32)?);
-        let (out, z, norm) = (self.floats(inner)?, self.floats(inner)?, self.floats(128)?);
-        self.chain("ssm_conv1d", "1 x 8192", |d| {
-            // SAFETY: one span of one row and one slot.
-            unsafe { ops::ssm_conv1d(d, x.slice(), w.slice(), conv_state.slice(), spans, y.slice(), &DELTA_NET) }
-        })?;
-        let decay = ops::Decay { dt_bias: Some(bias.slice()), a: Some(a.slice()) };
-        self.chain("ssm_delta_net", "32 heads of 128", |d| {
-            let gates = (alpha.slice(), beta.slice());
-            // SAFETY: as above.
-            unsafe { ops::ssm_delta_net(d, x.slice(), gates, decay, state.slice(), spans, out.slice(), &DELTA_NET) }
-        })?;
-        self.chain("ssm_gated_norm", "32 heads of 128", |d| {
-            ops::ssm_gated_norm(d, out.slice(), z.slice(), norm.slice(), 1e-6)
         })
     }
 
