@@ -8,7 +8,8 @@ use crate::models::{ModelError, Store};
 /// The model in the checkout, small enough to be kept there.
 const DEFAULT: &str = "models/zinc-tiny-qwen35moe.gguf";
 
-/// `given`, a file or the name of one that was fetched, or the checkout's own model, sought from the current directory and the executable upwards.
+/// `given`, a file or the name of one that was fetched, or the checkout's own model, sought from the current directory
+/// and the executable upwards.
 ///
 /// # Errors
 /// No model was given and the program does not run from a checkout, or the model of this name is not here.

@@ -7,8 +7,9 @@
 //!
 //! Who may ask is for `auth` and `guard` to say.
 //!
-//! What is bounded, and where: connections, their heads and their dawdling (`listen`), bodies (`body`), choices (`params`), waiting
-//! requests ([`EngineOptions::n_queue`](crate::engine::EngineOptions)), the reply (the context).
+//! What is bounded, and where: connections, their heads and their dawdling (`listen`), bodies (`body`), choices
+//! (`params`), grammars (`mask`), waiting requests ([`EngineOptions::n_queue`](crate::engine::EngineOptions)), the reply
+//! (the context).
 
 mod app;
 mod auth;
