@@ -80,6 +80,42 @@ pub struct CacheShape {
     pub n_slots: u32,
 }
 
+/// How a token is drawn from a row of logits, where a backend does that.
+///
+/// Tokens are ranked by their logit, the lower id first on a tie. With `w[i] = e^((l[i] − max l)/temperature)`, kept
+/// are of all tokens the first `top_k`; of those the shortest run from the first on that weighs at least `top_p` of
+/// their sum; of those the ones with `w[i] ≥ min_p`. Of the kept tokens, by rising id, the one is drawn at which the
+/// running sum of weights passes the share `uniform` of their total.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; positive.
+    pub temperature: f32,
+    /// Tokens that may be kept; 0: all.
+    pub top_k: u32,
+    /// Share of the weight that is kept; 1 or more: all.
+    pub top_p: f32,
+    /// Smallest weight relative to the largest; 0: all.
+    pub min_p: f32,
+    /// A number in [0, 1), as a multiple of 2⁻⁶⁴.
+    pub uniform: u64,
+}
+
+impl Draw {
+    /// The largest logit, the lowest id on a tie.
+    pub const GREEDY: Self = Draw { temperature: 1.0, top_k: 1, top_p: 1.0, min_p: 0.0, uniform: 0 };
+}
+
+/// What a step chooses on the device, and what it takes from the step before without the host.
+#[derive(Clone, Debug, Default)]
+pub struct Choose {
+    /// Ids from here on are never chosen.
+    pub n_tokens: u32,
+    /// How the token of each output is drawn; empty: each is the largest logit, the lowest id on a tie.
+    pub draws: Vec<Draw>,
+    /// For every row, the output of the last step that chose whose token it takes instead of the batch's; empty: none.
+    pub fed: Vec<Option<u32>>,
+}
+
 /// What one layer keeps between steps.
 #[derive(Clone, Copy, Debug)]
 pub enum LayerCache {
@@ -105,8 +141,8 @@ pub struct Rope {
     /// Which dimensions form a pair.
     pub pairing: Pairing,
     /// Radians a position for each pair, `n_rot / 2` values: base, linear or YaRN scaling and `rope_freqs`
-    /// divisors are all folded in here, in f64, once.
-    pub inv_freq: Vec<f32>,
+    /// divisors are all folded in here, once. In f64: rounded to f32, an angle would be off by up to 0.06 at position 10⁶.
+    pub inv_freq: Vec<f64>,
     /// Multiplies cos and sin (YaRN's magnitude; 1 otherwise).
     pub magnitude: f32,
 }
@@ -244,18 +280,33 @@ pub trait Backend: Sized + Send {
 
     // --- the next token, where a backend chooses it ------------------------------------------------
 
-    /// Whether there is [`Backend::argmax`].
-    const HAS_ARGMAX: bool = false;
-    /// Notes for each output of the batch the id below `n_tokens` with the largest logit, the lowest on a tie, or
-    /// `u32::MAX` where a logit is NaN or +∞.
-    fn argmax(&mut self, logits: &Self::Tensor, n_tokens: u32, batch: &Self::Batch) -> Result {
-        let _ = (logits, n_tokens, batch);
-        Err(Error::Unsupported("argmax".to_owned()))
+    /// Whether there are the operations of this section.
+    const CHOOSES: bool = false;
+    /// As [`Backend::batch`], for a step that chooses.
+    fn choosing_batch(&mut self, batch: &Batch, choose: &Choose) -> Result<Self::Batch> {
+        let _ = (batch, choose);
+        Err(Error::Unsupported("choosing a token".to_owned()))
     }
-    /// Waits for all work and hands out what [`Backend::argmax`] noted of the first `n` outputs.
-    fn read_argmax(&mut self, n: u32, ids: &mut Vec<u32>) -> Result {
-        let _ = (n, ids);
-        Err(Error::Unsupported("argmax".to_owned()))
+    /// Before everything else of a step: gives the rows that are fed their tokens.
+    fn feed(&mut self, batch: &Self::Batch) -> Result {
+        let _ = batch;
+        Ok(())
+    }
+    /// After everything else: notes a token below `n_tokens` for each output of the batch, or `u32::MAX` where a logit
+    /// is NaN or +∞, or nothing can be drawn.
+    fn choose(&mut self, logits: &Self::Tensor, n_tokens: u32, batch: &Self::Batch) -> Result {
+        let _ = (logits, n_tokens, batch);
+        Err(Error::Unsupported("choosing a token".to_owned()))
+    }
+    /// Queues handing out what the last step noted, of its first `n` outputs.
+    fn queue_chosen(&mut self, n: u32) -> Result {
+        let _ = n;
+        Err(Error::Unsupported("choosing a token".to_owned()))
+    }
+    /// Waits for the oldest step that was queued to be handed out, and no later one, and hands it out.
+    fn read_chosen(&mut self, ids: &mut Vec<u32>) -> Result {
+        let _ = ids;
+        Err(Error::Unsupported("choosing a token".to_owned()))
     }
 
     // --- dense operations --------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 //!
 //! `gguf` → `model` (what the network computes, over a [`backend::Backend`]) → `cpu`, `gpu` (how) →
 //! `engine` (requests, sampling, text) → `cli`, `server`. `tokenizer` and `chat` stand beside
-//! `model`; `cuda` is the only module that knows the CUDA driver.
+//! `model`, and `models` finds files by name; `cuda` is the only module that knows the CUDA driver.
 
 #![deny(unsafe_code)]
 
@@ -17,5 +17,6 @@ pub mod engine;
 pub mod gguf;
 pub mod gpu;
 pub mod model;
+pub mod models;
 pub mod server;
 pub mod tokenizer;

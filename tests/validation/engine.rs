@@ -1,5 +1,6 @@
 //! The engine over a model without weights: scheduling, memory, cancellation, prefix reuse.
 
+mod ahead;
 mod model;
 mod random;
 mod text;
@@ -36,6 +37,8 @@ struct Sizes {
     n_checkpoints: u32,
     n_queue: usize,
     reuse: bool,
+    /// Whether the mock chooses tokens, and so may be a step ahead.
+    chooses: bool,
 }
 
 const SIZES: Sizes = Sizes {
@@ -47,6 +50,7 @@ const SIZES: Sizes = Sizes {
     n_checkpoints: 4,
     n_queue: 100,
     reuse: true,
+    chooses: false,
 };
 
 fn engine(sizes: Sizes, script: Script) -> (Engine, Arc<Mutex<Log>>) {
@@ -56,6 +60,7 @@ fn engine(sizes: Sizes, script: Script) -> (Engine, Arc<Mutex<Log>>) {
         n_batch: sizes.n_batch,
         n_outputs: sizes.n_slots,
     };
+    let script = Script { chooses: sizes.chooses, ..script };
     let mock = Mock::new(config(sizes.recurrent), limits, script);
     let log = mock.log();
     let options = EngineOptions {
@@ -131,9 +136,9 @@ fn assert_released(engine: &Engine) {
 
 #[test]
 fn concurrent_replies_equal_solo_replies() {
-    for recurrent in [false, true] {
+    for (recurrent, chooses) in [(false, false), (false, true), (true, false), (true, true)] {
         for reuse in [false, true] {
-            let sizes = Sizes { recurrent, reuse, n_slots: 8, n_pages: 128, ..SIZES };
+            let sizes = Sizes { recurrent, reuse, chooses, n_slots: 8, n_pages: 128, ..SIZES };
             let (mut engine, _) = engine(sizes, Script::default());
             let lengths = [1, 2, 3, 5, 8, 40, 80, 160];
             let mut replies = HashMap::new();
@@ -151,32 +156,12 @@ fn concurrent_replies_equal_solo_replies() {
             }
             drain(&mut engine, &mut replies);
             for (id, ids) in want {
-                assert_eq!(replies[&id].ids, ids, "recurrent {recurrent}, reuse {reuse}, {id:?}");
+                assert_eq!(replies[&id].ids, ids, "{sizes:?}, {id:?}");
                 assert_eq!(replies[&id].reason, Some(FinishReason::Length));
             }
             assert_released(&engine);
         }
     }
-}
-
-#[test]
-fn tokens_chosen_on_the_device_are_the_same_tokens() {
-    let script = Script { argmax: true, nan_after: Some(202), ..Script::default() };
-    let (mut engine, log) = engine(SIZES, script);
-    let mut replies = HashMap::new();
-    let greedy = engine.submit(request(prompt(30, 0), 20)).expect("a good request");
-    let broken = engine.submit(request(vec![1, 202], 5)).expect("a good request");
-    (0..10).for_each(|_| collect(engine.step(), &mut replies));
-    let on_device = log.lock().expect("the log").argmaxes;
-    assert_eq!(on_device, 10);
-    // A neighbour that wants more than the largest logit: then all get logits.
-    let picky = Request { logprobs: Some(2), ..request(prompt(40, 1), 4) };
-    let picky = engine.submit(picky).expect("a good request");
-    drain(&mut engine, &mut replies);
-    assert_eq!(log.lock().expect("the log").argmaxes, 20 - 4);
-    assert_eq!(replies[&greedy].ids, solo(SIZES, &prompt(30, 0), 20));
-    assert_eq!(replies[&picky].ids, solo(SIZES, &prompt(40, 1), 4));
-    assert!(matches!(replies[&broken].reason, Some(FinishReason::Error(_))));
 }
 
 #[test]
@@ -247,7 +232,8 @@ fn token_limits_are_kept() {
 fn a_cancelled_request_is_gone_within_a_step_in_every_phase() {
     // One slot, so that whatever the first request holds keeps the second one out.
     let sizes = Sizes { n_slots: 1, n_pages: 8, n_batch: 32, ..SIZES };
-    for phase in ["queued", "prefill", "decode"] {
+    for (phase, chooses) in ["queued", "prefill", "decode"].into_iter().flat_map(|p| [(p, false), (p, true)]) {
+        let sizes = Sizes { chooses, ..sizes };
         let (mut engine, _) = engine(sizes, Script::default());
         let running = engine.submit(request(prompt(200, 0), 300)).expect("a good request");
         let mut replies = HashMap::new();
@@ -315,7 +301,7 @@ fn a_failing_step_ends_its_requests_and_no_others() {
 #[test]
 fn a_running_request_never_lacks_a_page() {
     // Eight pages; each request may come to need three, so two run and the others wait.
-    let sizes = Sizes { n_pages: 8, n_slots: 4, n_ctx: 192, ..SIZES };
+    let sizes = Sizes { n_pages: 8, n_slots: 4, n_ctx: 192, chooses: true, ..SIZES };
     let (mut engine, _) = engine(sizes, Script::default());
     let mut replies = HashMap::new();
     let want: Vec<_> = (0..9u32)
@@ -337,8 +323,8 @@ fn a_running_request_never_lacks_a_page() {
 
 #[test]
 fn a_known_beginning_is_not_computed_again() {
-    for recurrent in [false, true] {
-        let sizes = Sizes { recurrent, ..SIZES };
+    for (recurrent, chooses) in [(false, false), (false, true), (true, false), (true, true)] {
+        let sizes = Sizes { recurrent, chooses, ..SIZES };
         let (mut engine, log) = engine(sizes, Script::default());
         let first = prompt(150, 3);
         let reply = complete(&mut engine, request(first.clone(), 90));
@@ -368,7 +354,7 @@ fn a_known_beginning_is_not_computed_again() {
 
 #[test]
 fn kept_pages_make_room_for_running_requests() {
-    let sizes = Sizes { n_pages: 8, n_slots: 2, n_checkpoints: 2, ..SIZES };
+    let sizes = Sizes { n_pages: 8, n_slots: 2, n_checkpoints: 2, chooses: true, ..SIZES };
     let (mut engine, _) = engine(sizes, Script::default());
     for i in 0..40u32 {
         let prompt = prompt(1 + (i as usize * 53) % 400, i % 7);

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use host::backend::{Batch, PAGE_TOKENS, Span};
+use host::backend::{Batch, Choose, Draw, PAGE_TOKENS, Span};
 use host::cpu::CpuBackend;
 use host::cuda::{CudaDevice, KernelSource, Selector};
 use host::gguf::Gguf;
@@ -197,12 +197,17 @@ fn tokens_chosen_on_the_device_have_the_largest_logits<D: Device>(device: &Arc<D
         let largest = |row: &[f32]| (0..n_tokens).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32;
         let wanted: Vec<u32> = logits.chunks_exact(n_vocab).map(largest).collect();
         for _ in 0..3 {
-            let done = session.forward_argmax(&batch, n_tokens as u32, &mut ids);
-            done.expect("a GPU chooses").expect("the model runs");
+            session.submit(&batch, &greedy(n_tokens)).expect("the model runs");
+            session.collect(&mut ids).expect("the device chooses");
             assert_eq!(ids, wanted, "of {n_tokens}");
         }
     }
-    assert!(session.forward_argmax(&batch, n_vocab as u32 + 1, &mut ids).is_none(), "there are fewer logits");
+    assert!(session.submit(&batch, &greedy(n_vocab + 1)).is_err(), "there are fewer logits");
+    assert!(session.collect(&mut ids).is_err(), "nothing was submitted");
+}
+
+fn greedy(n_tokens: usize) -> Choose {
+    Choose { n_tokens: n_tokens as u32, ..Choose::default() }
 }
 
 #[test]
@@ -214,6 +219,73 @@ fn the_emulated_gpu_chooses_tokens() {
 fn the_gpu_chooses_tokens() {
     if let Some(device) = gpu() {
         tokens_chosen_on_the_device_have_the_largest_logits(&device);
+    }
+}
+
+/// Steps of two sequences, one across a page border, whose tokens the device chooses: given by the host, or fed.
+fn decode<D: Device>(session: &mut Session<GpuBackend<D>>, fed: bool, draws: &[Draw]) -> Vec<u32> {
+    const N_STEPS: u32 = 6;
+    let n_tokens = session.config().n_vocab as u32;
+    let (mut all, mut ids) = (Vec::new(), vec![3, 5]);
+    for step in 0..N_STEPS {
+        let span = |slot: u32, start: u32, pages: &[u32]| {
+            let n_pages = (start + 1).div_ceil(PAGE_TOKENS) as usize;
+            Span { slot, start, rows: 1, pages: pages[..n_pages].to_vec() }
+        };
+        // From one step on the sequences change places.
+        let mut spans = vec![span(0, 61 + step, &[2, 0]), span(1, 9 + step, &[1])];
+        let swapped = step >= 4;
+        if swapped {
+            spans.swap(0, 1);
+        }
+        let order = if step == 4 { [1, 0] } else { [0, 1] };
+        let draws = draws.iter().map(|d| Draw { uniform: d.uniform.wrapping_mul(u64::from(step) * 2 + 1), ..*d });
+        let draws: Vec<Draw> = if swapped { draws.rev().collect() } else { draws.collect() };
+        let feeds = fed && step > 0;
+        let tokens = if feeds { vec![0; 2] } else { order.map(|i: u32| ids[i as usize]).to_vec() };
+        let from = if feeds { order.map(Some).to_vec() } else { Vec::new() };
+        let batch = Batch { tokens, spans, outputs: vec![0, 1] };
+        session.submit(&batch, &Choose { n_tokens, draws, fed: from }).expect("the model runs");
+        // A step ahead of the reading, where it can be.
+        if !fed || step > 0 {
+            session.collect(&mut ids).expect("the device chooses");
+            all.extend(&ids);
+        }
+    }
+    if fed {
+        session.collect(&mut ids).expect("the device chooses");
+        all.extend(&ids);
+    }
+    all
+}
+
+fn feeding_changes_no_token<D: Device>(device: &Arc<D>) {
+    let hot = Draw { temperature: 2.0, top_k: 50, top_p: 0.95, min_p: 0.01, uniform: 0x1234_5678_9abc_def1 };
+    let cases = tiny_cases();
+    let case = cases.iter().find(|case| case.name == "qwen35moe").expect("the case");
+    for draws in [vec![], vec![Draw::GREEDY, hot]] {
+        let run = |graphs: bool, fed: bool| {
+            let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 2, n_outputs: 2 };
+            let options = BackendOptions { graphs, ..options(Activations::Int8) };
+            decode(&mut session(device, options, &case.model, limits), fed, &draws)
+        };
+        let given = run(false, false);
+        assert_eq!(given.len(), 12);
+        for graphs in [false, true] {
+            assert_eq!(run(graphs, true), given, "graphs {graphs}, {draws:?}");
+        }
+    }
+}
+
+#[test]
+fn feeding_changes_no_token_on_the_emulated_gpu() {
+    feeding_changes_no_token(&emulated());
+}
+
+#[test]
+fn feeding_changes_no_token_on_the_gpu() {
+    if let Some(device) = gpu() {
+        feeding_changes_no_token(&device);
     }
 }
 

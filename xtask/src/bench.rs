@@ -2,9 +2,10 @@
 //!
 //! The two take turns, each in a process of its own with one warm-up run and one measured run, so that what else the
 //! machine does meets both alike. Prefill is one prompt from nothing, decode follows a prompt of that length. Ours
-//! includes scheduling and sampling, which `llama-bench` leaves out.
+//! includes scheduling and sampling, which `llama-bench` leaves out. `--serve` is another matter: see `serve`.
 
 mod peer;
+mod serve;
 
 use std::fs;
 use std::num::NonZero;
@@ -23,8 +24,20 @@ const MAX_EXTRA_BYTES: u64 = 300_000_000;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Measure the CPU; without it, the GPU, with a `llama-bench` that was built for it.
-    #[arg(long, required_unless_present = "peer")]
+    #[arg(long, required_unless_present_any = ["peer", "serve"])]
     cpu: bool,
+    /// Put the server under load instead, with the small model of the checkout unless another is given.
+    #[arg(long, conflicts_with = "peer")]
+    serve: bool,
+    /// Clients at once, with --serve.
+    #[arg(long, default_value_t = 32, value_name = "N", requires = "serve")]
+    clients: usize,
+    /// Requests of all clients together, with --serve.
+    #[arg(long, default_value_t = 2000, value_name = "N", requires = "serve")]
+    requests: usize,
+    /// Requests that the server runs at once, with --serve.
+    #[arg(long, default_value_t = 8, value_name = "N", requires = "serve")]
+    slots: usize,
     /// The model; without it, SmolLM2, which setup fetches.
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
@@ -63,18 +76,18 @@ struct HostReport {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.serve {
+        return run_serve(args);
+    }
     let model = match &args.model {
         Some(path) => path.clone(),
         None => {
             setup::smollm2()?;
-            workspace::cache().join(setup::SMOLLM2_FILE)
+            workspace::cache().join(host::models::SMOLLM2_FILE)
         }
     };
     let peer = args.peer.clone().map_or_else(peer::build, Ok)?;
-    let host = match &args.host {
-        Some(path) => path.clone(),
-        None => dist::executable(&["build", "--release", "--package", "host"], "host")?,
-    };
+    let host = host(args)?;
     let place = if args.cpu { format!("CPU, {} threads", args.threads) } else { "GPU".to_owned() };
     println!("{}: {place}, {} prompt tokens, {} generated", model.display(), args.n_prompt, args.n_gen);
     let (mut ours, mut theirs, mut peak_bytes) = (Vec::new(), Vec::new(), None);
@@ -100,6 +113,29 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         print_memory(&model, peak_bytes, args.cpu)?;
     }
     Ok(())
+}
+
+fn run_serve(args: &Args) -> Result<()> {
+    let model = args.model.clone().unwrap_or_else(|| workspace::root().join(workspace::TINY_MODEL));
+    let device = if args.cpu { "cpu" } else { "cuda" };
+    let load = serve::Load { clients: args.clients, requests: args.requests, slots: args.slots };
+    println!(
+        "{} on {device}: {} clients, {} requests, {} slots",
+        model.display(),
+        load.clients,
+        load.requests,
+        load.slots
+    );
+    println!("{}", serve::run(&host(args)?, &model, device, load)?);
+    Ok(())
+}
+
+/// Our program.
+fn host(args: &Args) -> Result<PathBuf> {
+    match &args.host {
+        Some(path) => Ok(path.clone()),
+        None => dist::executable(&["build", "--release", "--package", "host"], "host"),
+    }
 }
 
 fn print_memory(model: &Path, peak_bytes: u64, is_cpu: bool) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::{setup, workspace};
 const PROMPTS: [(&str, &str); 3] = [
     ("models/zinc-tiny-qwen35moe.gguf", "Ge1:1 In the beginning"),
     ("models/zinc-tiny-qwen35moe.gguf", "/// Returns the number of elements in the"),
-    (setup::SMOLLM2_FILE, "The capital of France is"),
+    (host::models::SMOLLM2_FILE, "The capital of France is"),
 ];
 
 pub(crate) fn run() -> Result<()> {

@@ -20,7 +20,7 @@ use host::model::golden::{self, Case, Expected, Report};
 use host::model::{Executor, Limits};
 use serde::Deserialize;
 
-use crate::{setup, workspace};
+use crate::workspace;
 
 /// Relative L2 of a position, computed in f32. The engine that made the files differs from itself by 8e-7.
 const MAX_RELATIVE_L2: f64 = 1e-4;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         checks.full_logits(&case)?;
     }
     let zinc_tiny = workspace::root().join("models/zinc-tiny-qwen35moe.gguf");
-    let smollm2 = workspace::cache().join(setup::SMOLLM2_FILE);
+    let smollm2 = workspace::cache().join(host::models::SMOLLM2_FILE);
     let files = [
         TopFile { file: "zinc-tiny.json", model: zinc_tiny, max_kl: 0.0041, min_top1: 0.969 },
         TopFile { file: "smollm2.json", model: smollm2, max_kl: 0.0029, min_top1: 0.964 },

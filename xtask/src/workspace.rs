@@ -7,6 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+/// The model in the checkout.
+pub(crate) const TINY_MODEL: &str = "models/zinc-tiny-qwen35moe.gguf";
+
 /// The checkout's root.
 pub(crate) fn root() -> PathBuf {
     // Cargo sets the variable when it runs the binary; one started by hand is from this checkout too.

@@ -83,6 +83,12 @@ mod imp {
     fence!(system_fence, "fence.acq_rel.sys;");
 
     #[inline(always)]
+    pub(super) unsafe fn red_u64(p: *mut u64, value: u64) {
+        // SAFETY: the caller's promise about `p`.
+        unsafe { asm!("red.relaxed.gpu.global.add.u64 [{}], {};", in(reg64) p, in(reg64) value, options(nostack)) }
+    }
+
+    #[inline(always)]
     pub(super) unsafe fn compare_exchange(p: *mut u32, expected: u32, value: u32) -> u32 {
         let old;
         // SAFETY: the caller's promise about `p`.
@@ -145,6 +151,10 @@ mod imp {
         lane::current().atomic(p, |old| old + value);
     }
     pub(super) use red_u32 as red_release;
+    #[track_caller]
+    pub(super) unsafe fn red_u64(p: *mut u64, value: u64) {
+        lane::current().atomic_u64(p, |old| old.wrapping_add(value));
+    }
 
     #[track_caller]
     pub(super) unsafe fn compare_exchange(p: *mut u32, expected: u32, value: u32) -> u32 {
@@ -235,6 +245,8 @@ updates! {
     atomic_exchange = exchange(u32) -> u32;
     /// `*p += value`, wrapping, without the old value, which is cheaper. Orders nothing.
     red_add_u32 = red_u32(u32);
+    /// The same for 64 bits; `p` is 8-byte aligned.
+    red_add_u64 = red_u64(u64);
     /// `*p += value` without the old value. The last bits may differ from run to run.
     red_add_f32 = red_f32(f32);
     /// `*p += value`, wrapping, after every earlier access of this lane.

@@ -49,3 +49,18 @@ impl Word for f32 {
         Self::from_bits(bits)
     }
 }
+
+/// `x`, of which the compiler knows nothing more. What is computed from it is computed where that is written: not ahead
+/// of a loop, in registers that are wanted for other things. It costs no instruction.
+#[inline(always)]
+#[must_use]
+pub fn opaque(x: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    let x = {
+        let mut x = x;
+        // SAFETY: does nothing. Not `pure`, so each call has a result of its own.
+        unsafe { core::arch::asm!("/* {0} */", inout(reg32) x, options(nomem, nostack)) };
+        x
+    };
+    x
+}

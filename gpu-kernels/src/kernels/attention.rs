@@ -1,25 +1,27 @@
-//! Grouped-query attention over a paged cache, split along the keys.
+//! Grouped-query attention over a paged cache.
 //!
 //! For a query at position `t` with `scores[j] = scale·q·k[j]` over the keys `j` in its window,
 //! `out = Σ_j softmax(scores)[j]·v[j]`. A head's *sink* joins the softmax as one more score without a value.
 //!
-//! [`attention`] gives each block the keys of one split and leaves the softmax open: an unnormalised
-//! output, the maximum score and the sum, per split. [`attention_merge`] joins them and applies the sink,
-//! once. The number of splits is the grid's; where a split begins and ends follows from the length read
-//! from device memory, so a captured graph serves every length.
+//! | kernel | for | how |
+//! |---|---|---|
+//! | [`decode`] | few rows a sequence, f16 cache | keys split over blocks, all heads of a key head together, tensor cores |
+//! | [`exact`] | f32 cache | keys split over blocks, f32 arithmetic |
+//! | [`merge`] | after these two | joins the splits, applies the sink |
 //!
-//! Source: Milakov & Gimelshein, online softmax (2018); Dao et al., Flash-Decoding (2023).
+//! A block with the keys of one split leaves the softmax open: an unnormalised output, the maximum score and
+//! the sum. The number of splits is the grid's; where a split begins and ends follows from the length read
+//! from device memory ([`Keys`]), so a captured graph serves every length, and blocks without keys end at once.
+//!
+//! Source: Milakov & Gimelshein, online softmax (2018); Dao et al., FlashAttention (2022), Flash-Decoding (2023).
 
-use crate::kernels::kv_cache::{KvElem, physical_token};
+pub mod decode;
+pub mod exact;
+pub mod merge;
+mod tile;
+
 use bytemuck::{Pod, Zeroable};
 use cuda_std::prelude::*;
-
-/// Lanes a block of the attention kernels.
-pub const THREADS: u32 = 256;
-/// Lanes a block of [`attention_merge`].
-pub const MERGE_THREADS: u32 = 128;
-/// Elements of a head that one lane holds: 16 bytes of f16.
-pub const LANE_ELEMS: u32 = 8;
 
 /// Scalars of the attention kernels.
 #[repr(C)]
@@ -37,291 +39,56 @@ pub struct AttentionParams {
     pub max_pages: u32,
 }
 
-/// Bytes of shared memory: a partial softmax for each group of lanes and query head.
-pub const fn shared_bytes(head_dim: u32, heads: u32) -> u32 {
-    let groups = THREADS / (head_dim / LANE_ELEMS);
-    groups * heads * (head_dim + 2) * 4
-}
+/// Keys that are looked at together. A chunk lies within a page.
+pub const CHUNK: u32 = 16;
+/// A split has a multiple of so many keys: a chunk for each warp of a block of [`decode`].
+pub const SPLIT_KEYS: u32 = 64;
 
-/// The open softmax of one query head over some keys: `out = Σ e^(s−max)·v`, `sum = Σ e^(s−max)`.
+/// The keys that a query sees, and how they are split.
 #[derive(Clone, Copy)]
-struct Partial<const E: usize> {
-    max: f32,
-    sum: f32,
-    out: [f32; E],
+pub(crate) struct Keys {
+    /// The first key.
+    begin: u32,
+    /// One past the last.
+    end: u32,
+    /// Where the first split starts: `begin`, or up to a chunk before it.
+    first: u32,
+    /// Keys of a split, but for the last.
+    each: u32,
 }
 
-impl<const E: usize> Partial<E> {
-    /// No keys yet.
-    const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, out: [0.0; E] };
-
-    /// Adds keys whose own open softmax is `(max, sum, out)`.
+impl Keys {
+    /// The keys of a query at `pos`, in at most `n_split` parts.
+    ///
+    /// # Safety
+    /// `n_split` is not zero.
     #[inline(always)]
-    fn merge(&mut self, other: &Self) {
-        let max = math::max(self.max, other.max);
-        // Before the first key both are −∞, and ∞ − ∞ is no number.
-        let (mine, theirs) =
-            if max == f32::NEG_INFINITY { (0.0, 0.0) } else { (math::exp(self.max - max), math::exp(other.max - max)) };
-        self.sum = self.sum * mine + other.sum * theirs;
-        let mut e = 0;
-        while e < E {
-            self.out[e] = self.out[e] * mine + other.out[e] * theirs;
-            e += 1;
-        }
-        self.max = max;
+    unsafe fn new(pos: u32, window: u32, n_split: u32) -> Self {
+        let end = pos + 1;
+        let begin = if window == 0 || window > end { 0 } else { end - window };
+        let first = begin / CHUNK * CHUNK;
+        // SAFETY: the caller's promise.
+        let each = unsafe { math::div_rem(end - first + n_split - 1, n_split).0 };
+        Self { begin, end, first, each: (each + SPLIT_KEYS - 1) / SPLIT_KEYS * SPLIT_KEYS }
     }
 
-    /// Adds one key with this score and value.
+    /// First and last key (exclusive) of a split; they are equal for a split without keys.
     #[inline(always)]
-    fn push(&mut self, score: f32, value: &[f32; E]) {
-        let max = math::max(self.max, score);
-        let mine = math::exp(self.max - max);
-        let weight = math::exp(score - max);
-        self.sum = math::fma(self.sum, mine, weight);
-        let mut e = 0;
-        while e < E {
-            self.out[e] = math::fma(weight, value[e], self.out[e] * mine);
-            e += 1;
-        }
-        self.max = max;
+    fn split(&self, split: u32) -> (u32, u32) {
+        let from = (self.first + split * self.each).min(self.end);
+        (from, (from + self.each).min(self.end))
+    }
+
+    /// Splits that have keys: the first so many.
+    #[inline(always)]
+    fn n_split(&self) -> u32 {
+        // SAFETY: there is a key, so `each` is at least `SPLIT_KEYS`.
+        unsafe { math::div_rem(self.end - self.first + self.each - 1, self.each).0 }
     }
 }
 
-/// The keys that split `split` of `n_split` covers for a query at `pos`.
+/// `e^(a − b)`, where −∞ minus itself counts as no weight: an open softmax without keys.
 #[inline(always)]
-fn split_range(pos: u32, window: u32, split: u32, n_split: u32) -> (u32, u32) {
-    let end = pos + 1;
-    let begin = if window == 0 || window > end { 0 } else { end - window };
-    let each = (end - begin).div_ceil(n_split);
-    let from = begin + split * each;
-    (if from < end { from } else { end }, if from + each < end { from + each } else { end })
-}
-
-/// One body for every head size, number of heads a block, and cache type.
-///
-/// `LANES = head_dim / 8` lanes form a group that takes one key at a time, for `HEADS` query heads that
-/// share it. Groups take keys in turn; at the end their partials merge through shared memory.
-///
-/// # Safety
-/// As [`attention_f32_d64_h1`], with `head_dim = 8·LANES` and `HEADS` heads a block.
-#[inline(always)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
-)]
-unsafe fn attention<T: KvElem, const LANES: u32, const HEADS: usize>(
-    q: *const f32,
-    k_cache: *const T,
-    v_cache: *const T,
-    pos: *const u32,
-    span: *const u32,
-    page_table: *const u32,
-    partial_out: *mut f32,
-    partial_max_sum: *mut f32,
-    p: AttentionParams,
-) {
-    const E: usize = LANE_ELEMS as usize;
-    let head_dim = LANES * LANE_ELEMS;
-    let groups = THREADS / LANES;
-    let (row, first_head, split) = (thread::block_idx_x(), thread::block_idx_y() * HEADS as u32, thread::block_idx_z());
-    let n_split = thread::grid_dim_z();
-    let (group, lane) = (thread::thread_idx_x() / LANES, thread::thread_idx_x() % LANES);
-    // SAFETY: the launcher checks that `n_head` is a multiple of `n_head_kv`, and neither is zero.
-    let head_kv = unsafe { math::div_rem(first_head, math::div_rem(p.n_head, p.n_head_kv).0).0 };
-    let kv_dim = p.n_head_kv as usize * head_dim as usize;
-    let offset = head_kv as usize * head_dim as usize + (lane * LANE_ELEMS) as usize;
-
-    // SAFETY: the rows, heads and pages named are within the caller's extents; shared memory holds one
-    // partial for each group and head.
-    unsafe {
-        let mut query = [[0.0f32; E]; HEADS];
-        let mut h = 0;
-        while h < HEADS {
-            let head = row as usize * p.n_head as usize + first_head as usize + h;
-            query[h] = f32::load8(q.add(head * head_dim as usize + (lane * LANE_ELEMS) as usize));
-            h += 1;
-        }
-        let pages = page_table.add(ld(span.add(row as usize)) as usize * p.max_pages as usize);
-        let (begin, end) = split_range(ld(pos.add(row as usize)), p.window, split, n_split);
-
-        let mut partial = [Partial::<E>::EMPTY; HEADS];
-        let mut base = begin;
-        while base < end {
-            // All groups of a warp go round together, so that the shuffles below meet; a group whose key is
-            // past the end reads the last one and discards it.
-            let j = base + group;
-            let inside = j < end;
-            let token = physical_token(pages, if inside { j } else { end - 1 }) * kv_dim + offset;
-            let (key, value) = (T::load8(k_cache.add(token)), T::load8(v_cache.add(token)));
-            let mut h = 0;
-            while h < HEADS {
-                let score = group_sum::<LANES>(dot(&query[h], &key)) * p.scale;
-                if inside {
-                    partial[h].push(score, &value);
-                }
-                h += 1;
-            }
-            base += groups;
-        }
-
-        let shared_out = dynamic::<f32>(0);
-        let shared_max_sum = shared_out.add(groups * HEADS as u32 * head_dim);
-        let mut h = 0;
-        while h < HEADS {
-            let slot = group * HEADS as u32 + h as u32;
-            let mut e = 0;
-            while e < E {
-                // Element-major, so that a warp's words fall in different banks.
-                shared_out.set(slot * head_dim + e as u32 * LANES + lane, partial[h].out[e]);
-                e += 1;
-            }
-            if lane == 0 {
-                shared_max_sum.set(2 * slot, partial[h].max);
-                shared_max_sum.set(2 * slot + 1, partial[h].sum);
-            }
-            h += 1;
-        }
-        thread::sync_threads(); // every group's partials are written before they are merged
-
-        // Lane `i` of the block merges element `i % head_dim` of head `i / head_dim`, in group order.
-        let mut i = thread::thread_idx_x();
-        while i < HEADS as u32 * head_dim {
-            let (head, element) = (i / head_dim, i % head_dim);
-            let stored = (element % LANE_ELEMS) * LANES + element / LANE_ELEMS;
-            let mut merged = Partial::<1>::EMPTY;
-            let mut g = 0;
-            while g < groups {
-                let slot = g * HEADS as u32 + head;
-                merged.merge(&Partial {
-                    max: shared_max_sum.get(2 * slot),
-                    sum: shared_max_sum.get(2 * slot + 1),
-                    out: [shared_out.get(slot * head_dim + stored)],
-                });
-                g += 1;
-            }
-            let to =
-                ((row as usize * p.n_head as usize + (first_head + head) as usize) * n_split as usize) + split as usize;
-            st(partial_out.add(to * head_dim as usize + element as usize), merged.out[0]);
-            if element == 0 {
-                st(partial_max_sum.add(2 * to), merged.max);
-                st(partial_max_sum.add(2 * to + 1), merged.sum);
-            }
-            i += THREADS;
-        }
-    }
-}
-
-/// `Σ a·b`.
-#[inline(always)]
-fn dot<const E: usize>(a: &[f32; E], b: &[f32; E]) -> f32 {
-    let mut sum = 0.0;
-    let mut e = 0;
-    while e < E {
-        sum = math::fma(a[e], b[e], sum);
-        e += 1;
-    }
-    sum
-}
-
-/// `Σ value` over aligned groups of `LANES` lanes, in every lane of the group.
-///
-/// # Safety
-/// Every lane of the warp comes here.
-#[inline(always)]
-unsafe fn group_sum<const LANES: u32>(value: f32) -> f32 {
-    let mut value = value;
-    let mut distance = LANES / 2;
-    while distance > 0 {
-        // SAFETY: the caller's promise; a distance below `LANES` stays within the group.
-        value += unsafe { warp::shuffle_xor(value, distance) };
-        distance /= 2;
-    }
-    value
-}
-
-macro_rules! entries {
-    ($($name:ident: $elem:ty, $head_dim:literal, $heads:literal;)+) => {$(
-        #[doc = concat!("Attention over one split, head size ", stringify!($head_dim), ", ", stringify!($heads),
-            " query head(s) a block, cache of `", stringify!($elem), "` (`u16`: f16 bits).")]
-        ///
-        /// Launch: grid `[rows, n_head / heads, n_split]`, block [`THREADS`], shared memory
-        /// [`shared_bytes`]`(head_dim, heads)`.
-        ///
-        /// # Safety
-        /// `heads` divides `n_head / n_head_kv`. `q` is `[rows, n_head, head_dim]`, 16-byte aligned, like the
-        /// caches `[pages, PAGE_TOKENS, n_head_kv, head_dim]`; `partial_out` is
-        /// `[rows, n_head, n_split, head_dim]`, `partial_max_sum` `[rows, n_head, n_split, 2]`; `pos` and
-        /// `span` have `rows` elements; the span's row of `page_table` names pages of the caches for all
-        /// positions up to `pos`, which are written.
-        #[kernel(max_threads = 256)]
-        pub unsafe fn $name(
-            q: *const f32, k_cache: *const $elem, v_cache: *const $elem, pos: *const u32, span: *const u32,
-            page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
-        ) {
-            // SAFETY: the caller's promise is the same.
-            unsafe {
-                attention::<$elem, { $head_dim / LANE_ELEMS }, $heads>(
-                    q, k_cache, v_cache, pos, span, page_table, partial_out, partial_max_sum, p,
-                )
-            }
-        }
-    )+};
-}
-
-entries! {
-    attention_f32_d64_h1: f32, 64, 1;
-    attention_f32_d64_h4: f32, 64, 4;
-    attention_f32_d128_h1: f32, 128, 1;
-    attention_f32_d128_h4: f32, 128, 4;
-    attention_f32_d256_h1: f32, 256, 1;
-    attention_f32_d256_h4: f32, 256, 4;
-    attention_f16_d64_h1: u16, 64, 1;
-    attention_f16_d64_h4: u16, 64, 4;
-    attention_f16_d128_h1: u16, 128, 1;
-    attention_f16_d128_h4: u16, 128, 4;
-    attention_f16_d256_h1: u16, 256, 1;
-    attention_f16_d256_h4: u16, 256, 4;
-}
-
-/// Joins the splits of every head and applies its sink: `out = Σ_s e^(m_s−m)·o_s / (Σ_s e^(m_s−m)·l_s + e^(sink−m))`.
-///
-/// An empty sum gives 0. Launch: grid `[rows·n_head, 1, 1]`, block [`MERGE_THREADS`].
-///
-/// # Safety
-/// `out` is `[rows, n_head, head_dim]`, the partials as [`attention_f32_d64_h1`] leaves them; `sinks` has
-/// `n_head` elements or is null.
-#[kernel(max_threads = 128)]
-pub unsafe fn attention_merge(
-    partial_out: *const f32,
-    partial_max_sum: *const f32,
-    sinks: *const f32,
-    out: *mut f32,
-    n_head: u32,
-    head_dim: u32,
-    n_split: u32,
-) {
-    let head = thread::block_idx_x();
-    // SAFETY: head, split and element are below their counts, so none is zero; this lane alone writes its elements.
-    unsafe {
-        let sink =
-            if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(math::div_rem(head, n_head).1 as usize)) };
-        let first = head as usize * n_split as usize;
-        let mut i = thread::thread_idx_x();
-        while i < head_dim {
-            let mut merged =
-                Partial::<1> { max: sink, sum: if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 }, out: [0.0] };
-            let mut split = 0;
-            while split < n_split as usize {
-                merged.merge(&Partial {
-                    max: ld(partial_max_sum.add(2 * (first + split))),
-                    sum: ld(partial_max_sum.add(2 * (first + split) + 1)),
-                    out: [ld(partial_out.add((first + split) * head_dim as usize + i as usize))],
-                });
-                split += 1;
-            }
-            let value = if merged.sum > 0.0 { merged.out[0] / merged.sum } else { 0.0 };
-            st(out.add(head as usize * head_dim as usize + i as usize), value);
-            i += MERGE_THREADS;
-        }
-    }
+fn weight(a: f32, b: f32) -> f32 {
+    if b == f32::NEG_INFINITY { 0.0 } else { math::exp(a - b) }
 }

@@ -179,9 +179,10 @@ pub unsafe fn conformance_block(x: *const f32, y: *mut F32x2, counts: *mut U32x4
 /// Every lane of the grid adds to the counters; the last block to finish says so in `last`.
 ///
 /// # Safety
-/// Blocks of `THREADS` lanes, 8 bytes of shared memory; `counters` 5 words and `sums` 2, zero; `last` 3 words.
+/// Blocks of `THREADS` lanes, 8 bytes of shared memory; `counters` 5 words, `sums` 2 and `wide` 1, zero; `last` 3
+/// words.
 #[kernel(max_threads = 256)]
-pub unsafe fn conformance_atomics(counters: *mut u32, sums: *mut f32, last: *mut u32) {
+pub unsafe fn conformance_atomics(counters: *mut u32, sums: *mut f32, wide: *mut u64, last: *mut u32) {
     let lane = thread::thread_idx_x();
     let (count, sum) = (dynamic::<u32>(0), dynamic::<f32>(4));
     if lane == 0 {
@@ -197,6 +198,7 @@ pub unsafe fn conformance_atomics(counters: *mut u32, sums: *mut f32, last: *mut
     atomic::atomic_max_u32(counters.add(3), thread::index_1d());
     atomic::atomic_add_f32(sums, 1.0);
     atomic::red_add_f32(sums.add(1), 2.0);
+    atomic::red_add_u64(wide, (1 << 32) + 1);
     block::sync_threads(); // everything of this block is counted
     if lane == 0 && atomic::atomic_add_acq_rel(counters.add(4), 1) == thread::grid_dim_x() - 1 {
         st(last, atomic::ld_acquire(counters));

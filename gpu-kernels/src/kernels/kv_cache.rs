@@ -13,22 +13,11 @@ pub const THREADS: u32 = 128;
 
 /// How keys and values are kept.
 pub trait KvElem: Pod {
-    /// Eight consecutive elements, from a 16-byte aligned address.
-    ///
-    /// # Safety
-    /// As [`ld`] for those elements.
-    unsafe fn load8(p: *const Self) -> [f32; 8];
     /// The value to store.
     fn from_f32(value: f32) -> Self;
 }
 
 impl KvElem for f32 {
-    #[inline(always)]
-    unsafe fn load8(p: *const Self) -> [f32; 8] {
-        // SAFETY: the caller's promise.
-        let (a, b) = unsafe { (ld(p.cast::<F32x4>()), ld(p.cast::<F32x4>().add(1))) };
-        [a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w]
-    }
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
@@ -37,14 +26,6 @@ impl KvElem for f32 {
 
 /// Half precision as bits: `half::f16` has no arithmetic that a GPU would like.
 impl KvElem for u16 {
-    #[inline(always)]
-    unsafe fn load8(p: *const Self) -> [f32; 8] {
-        // SAFETY: the caller's promise.
-        let v = unsafe { ld(p.cast::<U32x4>()) };
-        let ([a, b], [c, d]) = (convert::unpack_f16x2(v.x), convert::unpack_f16x2(v.y));
-        let ([e, f], [g, h]) = (convert::unpack_f16x2(v.z), convert::unpack_f16x2(v.w));
-        [a, b, c, d, e, f, g, h]
-    }
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         convert::f32_to_f16(value)

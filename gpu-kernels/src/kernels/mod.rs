@@ -9,6 +9,7 @@ pub mod conformance;
 pub mod elementwise;
 pub mod embedding;
 pub mod expert_down;
+pub mod feed;
 pub mod format;
 pub mod gate_up;
 pub mod gated_act;

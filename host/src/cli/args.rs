@@ -10,8 +10,9 @@ use crate::gpu::{Activations, BackendOptions, KvType};
 /// Which model, on what.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// The GGUF file (of a split model, its first part); without it, the small model of the checkout.
-    #[arg(short, long, value_name = "FILE")]
+    /// The GGUF file (of a split model, its first part), or a name that `host model pull` takes; without it, the
+    /// small model of the checkout.
+    #[arg(short, long, value_name = "FILE|NAME")]
     pub(super) model: Option<PathBuf>,
     /// auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]

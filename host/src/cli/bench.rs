@@ -16,7 +16,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::model_path::default_model;
 use super::output;
-use crate::backend::{Batch, PAGE_TOKENS, Span};
+use crate::backend::{Batch, Choose, PAGE_TOKENS, Span};
 use crate::engine::{self, DeviceChoice, sampler};
 use crate::gguf::Gguf;
 use crate::model::session::{Executor, Limits};
@@ -131,8 +131,9 @@ impl Bench {
     fn step(&mut self, batch: &Batch) -> Result<(), CliError> {
         self.interrupt.check()?;
         let n_vocab = self.executor.config().n_vocab;
-        if let Some(done) = self.executor.forward_argmax(batch, n_vocab as u32, &mut self.ids) {
-            return Ok(done?);
+        if self.executor.chooses() {
+            self.executor.submit(batch, &Choose { n_tokens: n_vocab as u32, ..Choose::default() })?;
+            return Ok(self.executor.collect(&mut self.ids)?);
         }
         self.executor.forward(batch, &mut self.logits)?;
         self.ids.clear();
@@ -158,16 +159,34 @@ impl Bench {
     fn decode(&mut self, n: u32, depth: u32, sequences: u32) -> Result<f64, CliError> {
         let n_pages = (depth + n).div_ceil(PAGE_TOKENS);
         let n_vocab = self.executor.config().n_vocab as u32;
-        let mut tokens: Vec<u32> = (0..sequences).map(|s| self.token(s, depth)).collect();
-        let start = Instant::now();
-        for position in depth..depth + n {
+        let batch = |position: u32, tokens: Vec<u32>| {
             let span = |slot: u32| {
                 let pages = slot * n_pages..slot * n_pages + (position + 1).div_ceil(PAGE_TOKENS);
                 Span { slot, start: position, rows: 1, pages: pages.collect() }
             };
-            let spans = (0..sequences).map(span).collect();
-            self.step(&Batch { tokens, spans, outputs: (0..sequences).collect() })?;
-            tokens = self.ids.iter().map(|id| id % n_vocab).collect();
+            Batch { tokens, spans: (0..sequences).map(span).collect(), outputs: (0..sequences).collect() }
+        };
+        let mut tokens: Vec<u32> = (0..sequences).map(|s| self.token(s, depth)).collect();
+        let chooses = self.executor.chooses();
+        let start = Instant::now();
+        for position in depth..depth + n {
+            if !chooses {
+                self.step(&batch(position, tokens))?;
+                tokens = self.ids.iter().map(|id| id % n_vocab).collect();
+                continue;
+            }
+            // As the engine does: a step is queued before the tokens of the one before are read.
+            self.interrupt.check()?;
+            let fed = if position > depth { (0..sequences).map(Some).collect() } else { Vec::new() };
+            let choose = Choose { n_tokens: n_vocab, fed, ..Choose::default() };
+            self.executor.submit(&batch(position, std::mem::take(&mut tokens)), &choose)?;
+            tokens = vec![0; sequences as usize];
+            if position > depth {
+                self.executor.collect(&mut self.ids)?;
+            }
+        }
+        if chooses && n > 0 {
+            self.executor.collect(&mut self.ids)?;
         }
         Ok(f64::from(n) * f64::from(sequences) / start.elapsed().as_secs_f64())
     }

@@ -33,6 +33,9 @@ pub enum CliError {
     /// The server could not start, or failed.
     #[error(transparent)]
     Server(#[from] crate::server::ServerError),
+    /// A model could not be found or fetched.
+    #[error(transparent)]
+    Model(#[from] crate::models::ModelError),
     /// A file could not be read or written.
     #[error("{path}", path = path.display())]
     File {

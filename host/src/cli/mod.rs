@@ -16,6 +16,7 @@ pub mod inspect;
 mod interrupt;
 mod load;
 mod logits;
+mod model;
 mod model_path;
 mod output;
 mod prompt;
@@ -58,6 +59,8 @@ enum Command {
     Compare(compare::Args),
     /// Serve the model over HTTP: OpenAI's API, and a page to chat on.
     Serve(serve::Args),
+    /// Fetch models by name, and see which are here.
+    Model(model::Args),
     /// Measure the speed of prompts and replies.
     Bench(bench::Args),
 }
@@ -81,6 +84,7 @@ impl Cli {
             Command::Logits(args) => logits::logits(args),
             Command::Compare(args) => compare::compare(args),
             Command::Serve(args) => serve::serve(args),
+            Command::Model(args) => model::model(args),
             Command::Bench(args) => bench::bench(args),
         }
     }

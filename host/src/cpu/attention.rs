@@ -120,7 +120,7 @@ pub(super) fn rope(x: &mut Tensor, head_dim: usize, rope: &Rope, batch: &Batch) 
             .inv_freq
             .iter()
             .map(|inv_freq| {
-                let (sin, cos) = (f64::from(row.position) * f64::from(*inv_freq)).sin_cos();
+                let (sin, cos) = (f64::from(row.position) * inv_freq).sin_cos();
                 ((sin * magnitude) as f32, (cos * magnitude) as f32)
             })
             .collect();

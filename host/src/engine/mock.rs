@@ -5,13 +5,13 @@
 //! sequence that was given a wrong page, position or state gets a different reply, or an error where the mock can
 //! tell: pages and state that disagree, gaps, slots or pages written by two sequences.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use super::sampler::argmax;
-use crate::backend::{Batch, Error, PAGE_TOKENS, Result, Span};
+use super::sampler::{argmax, draw_one};
+use crate::backend::{Batch, Choose, Error, PAGE_TOKENS, Result, Span};
 use crate::model::config::Config;
-use crate::model::session::{Executor, Limits, NO_TOKEN};
+use crate::model::session::{Executor, Limits, MAX_IN_FLIGHT, NO_TOKEN};
 
 /// A model without weights.
 pub struct Mock {
@@ -22,6 +22,9 @@ pub struct Mock {
     states: Vec<Option<u64>>,
     script: Script,
     log: Arc<Mutex<Log>>,
+    /// Tokens chosen in the last step that chose, and those of steps that were not collected.
+    chosen: Vec<u32>,
+    in_flight: VecDeque<Result<Vec<u32>>>,
 }
 
 /// What a [`Mock`] is to say and when it is to fail.
@@ -33,8 +36,10 @@ pub struct Script {
     pub fail_on: Option<u32>,
     /// The logits after this token are NaN.
     pub nan_after: Option<u32>,
-    /// The mock can choose the most probable token itself.
-    pub argmax: bool,
+    /// The mock can choose tokens itself.
+    pub chooses: bool,
+    /// A batch with this token fails when its tokens are collected, as if the device had failed meanwhile.
+    pub fail_late_on: Option<u32>,
     /// This token is never drawn from the hash (an end-of-generation token).
     pub never: Option<u32>,
 }
@@ -47,7 +52,9 @@ pub struct Log {
     /// State copies.
     pub copies: usize,
     /// Batches whose tokens the mock chose itself.
-    pub argmaxes: usize,
+    pub submitted: usize,
+    /// Of those the ones that took tokens from the batch before.
+    pub fed: usize,
 }
 
 impl Mock {
@@ -55,7 +62,8 @@ impl Mock {
     pub fn new(config: Config, limits: Limits, script: Script) -> Self {
         let pages = vec![[None; PAGE_TOKENS as usize]; limits.n_pages as usize];
         let states = vec![None; limits.n_slots as usize];
-        Self { config, limits, pages, states, script, log: Arc::default() }
+        let (log, chosen, in_flight) = (Arc::default(), Vec::new(), VecDeque::new());
+        Self { config, limits, pages, states, script, log, chosen, in_flight }
     }
 
     /// What it was asked for, also after an engine has taken it.
@@ -169,20 +177,46 @@ impl Executor for Mock {
         Ok(())
     }
 
-    fn forward_argmax(&mut self, batch: &Batch, n_tokens: u32, ids: &mut Vec<u32>) -> Option<Result> {
-        if !self.script.argmax {
-            return None;
+    fn chooses(&self) -> bool {
+        self.script.chooses
+    }
+
+    fn submit(&mut self, batch: &Batch, choose: &Choose) -> Result {
+        let Choose { n_tokens, draws, fed } = choose;
+        if !self.script.chooses || self.in_flight.len() >= MAX_IN_FLIGHT {
+            return broken(format!("{} batches are in flight", self.in_flight.len()));
+        }
+        let mut batch = batch.clone();
+        for (token, from) in batch.tokens.iter_mut().zip(fed) {
+            let Some(from) = from else { continue };
+            let Some(&id) = self.chosen.get(*from as usize) else { return broken(format!("no output {from}")) };
+            // What is no token is read as the last one, as an embedding does.
+            *token = id.min(self.config.n_vocab as u32 - 1);
         }
         let mut logits = Vec::new();
-        let done = self.forward(batch, &mut logits);
-        self.log.lock().expect("no test holds the log over a panic").argmaxes += 1;
-        let row = |row: &[f32]| match row.iter().any(|l| l.is_nan()) {
-            true => NO_TOKEN,
-            false => argmax(&row[..n_tokens as usize]).unwrap_or(NO_TOKEN),
+        self.forward(&batch, &mut logits)?;
+        let rows = logits.chunks_exact(self.config.n_vocab).enumerate();
+        let choose = |(i, row): (usize, &[f32])| {
+            let row = if row.iter().any(|l| l.is_nan()) { &[][..] } else { &row[..*n_tokens as usize] };
+            draws.get(i).map_or_else(|| argmax(row), |how| draw_one(row, how)).unwrap_or(NO_TOKEN)
         };
-        ids.clear();
-        ids.extend(logits.chunks_exact(self.config.n_vocab).map(row));
-        Some(done)
+        self.chosen = rows.map(choose).collect();
+        let late = self.script.fail_late_on.is_some_and(|token| batch.tokens.contains(&token));
+        self.in_flight.push_back(if late {
+            Err(Error::Device("a failure seen late".to_owned()))
+        } else {
+            Ok(self.chosen.clone())
+        });
+        let mut log = self.log.lock().expect("no test holds the log over a panic");
+        log.submitted += 1;
+        log.fed += usize::from(fed.iter().any(Option::is_some));
+        Ok(())
+    }
+
+    fn collect(&mut self, ids: &mut Vec<u32>) -> Result {
+        let chosen = self.in_flight.pop_front();
+        *ids = chosen.unwrap_or_else(|| broken("nothing was submitted".to_owned()))?;
+        Ok(())
     }
 
     /// The hidden state of a token is its id, in all dimensions.

@@ -71,7 +71,10 @@ impl Default for Sampling {
 /// Decides token by token what may follow: the engine's side of a grammar.
 pub trait TokenMask: Send {
     /// Sets the logits of tokens that may not come next to −∞. `logits` has one value for every id of the model.
-    fn allow(&mut self, logits: &mut [f32]);
+    ///
+    /// # Errors
+    /// What may come next cannot be said (a grammar that takes too much to follow): the reply ends with this message.
+    fn allow(&mut self, logits: &mut [f32]) -> Result<(), String>;
     /// Takes note of the token that was chosen.
     fn accept(&mut self, id: u32);
     /// Whether the text is complete and nothing may follow.

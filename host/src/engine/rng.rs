@@ -18,11 +18,16 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Draw `n` of `seed`, uniform in `[0, 1)` with 53 bits.
-pub(super) fn uniform(seed: u64, n: u64) -> f64 {
+/// Draw `n` of `seed`, uniform in `[0, 1)` with 53 bits, as a multiple of 2⁻⁶⁴: every unit has it exactly.
+pub(super) fn uniform(seed: u64, n: u64) -> u64 {
     // The seed is mixed first so that seeds γ apart do not give the same draws one step apart.
     let bits = mix(mix(seed).wrapping_add(GAMMA.wrapping_mul(n.wrapping_add(1))));
-    (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    bits >> 11 << 11
+}
+
+/// A multiple of 2⁻⁶⁴ as a number.
+pub(super) fn unit(uniform: u64) -> f64 {
+    uniform as f64 * 2f64.powi(-64)
 }
 
 /// A seed that differs from call to call and process to process.
@@ -37,12 +42,13 @@ mod tests {
     #[test]
     fn draws_are_uniform_and_addressable() {
         let n = 20_000;
-        let mean = (0..n).map(|i| uniform(7, i)).sum::<f64>() / n as f64;
+        let mean = (0..n).map(|i| unit(uniform(7, i))).sum::<f64>() / n as f64;
         // Standard deviation of the mean is 1/√(12·n) = 0.002; five of them.
         assert!((mean - 0.5).abs() < 0.0102, "mean {mean}");
         assert_eq!(uniform(7, 12), uniform(7, 12));
         assert_ne!(uniform(7, 12), uniform(8, 12));
-        assert!((0..n).all(|i| (0.0..1.0).contains(&uniform(i, 0))));
+        assert!((0..n).all(|i| (0.0..1.0).contains(&unit(uniform(i, 0)))));
+        assert!(unit(u64::MAX >> 11 << 11) < 1.0, "the largest is below 1");
     }
 
     #[test]

@@ -2,6 +2,10 @@
 //!
 //! The steps, each off at its neutral value: penalties, logit bias, mask, temperature, top-k, top-p, min-p, draw.
 //! Log probabilities are those of the model's own distribution, before any of them.
+//!
+//! Where nothing comes before the temperature and no log probability is asked for, the device can choose
+//! ([`Sampler::next_draw`]): by the same rule, [`Draw`], with the same random numbers. Here weights are f64, there f32
+//! with exact sums, so that the two differ where the draw or a cut is within about 1e-6 of a border.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -9,6 +13,7 @@ use std::collections::{HashMap, HashSet};
 use super::event::SampledToken;
 use super::request::{Sampling, TokenMask};
 use super::rng;
+use crate::backend::Draw;
 
 /// A sampling parameter with a value that makes no sense.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,6 +41,9 @@ pub enum SampleError {
     /// The same, found on the device.
     #[error("the model's output is broken")]
     Broken,
+    /// The mask does not know what may come next.
+    #[error("{0}")]
+    Mask(String),
     /// Mask and biases together forbid everything.
     #[error("no token is allowed by the mask and the biases")]
     NothingAllowed,
@@ -64,9 +72,9 @@ struct Candidate {
     logit: f32,
 }
 
-/// Largest logit first, lowest id first among equals: a total order, so that results repeat exactly.
+/// Largest logit first, lowest id first among equals, 0 and −0 too: a total order, so that results repeat exactly.
 fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
 
 impl Sampler {
@@ -86,13 +94,28 @@ impl Sampler {
         Ok(Self { params, seed, drawn: 0, logprobs, n_tokens, seen, counts: HashMap::new(), candidates: Vec::new() })
     }
 
-    /// Whether the next token is simply the one with the largest logit, and nothing else is asked about it.
-    pub fn is_argmax(&self) -> bool {
+    /// Whether the next token follows from the logits by a [`Draw`] alone, and nothing else is asked about it.
+    pub fn only_draws(&self) -> bool {
         let p = &self.params;
-        p.temperature == 0.0
-            && self.logprobs.is_none()
+        self.logprobs.is_none()
             && p.logit_bias.is_empty()
             && (p.repeat_penalty, p.frequency_penalty, p.presence_penalty) == (1.0, 0.0, 0.0)
+    }
+
+    /// Whether the next token is the one with the largest logit.
+    pub fn is_greedy(&self) -> bool {
+        self.params.temperature == 0.0
+    }
+
+    /// How the next token is drawn; each call is for one token.
+    pub fn next_draw(&mut self) -> Draw {
+        if self.is_greedy() {
+            return Draw::GREEDY;
+        }
+        let uniform = rng::uniform(self.seed, self.drawn);
+        self.drawn += 1;
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.params;
+        Draw { temperature, top_k: u32::try_from(top_k).unwrap_or(0), top_p, min_p, uniform }
     }
 
     /// Chooses the next token. `logits`, `[n_vocab]`, is used up.
@@ -111,9 +134,14 @@ impl Sampler {
 
         self.penalise(logits);
         if let Some(mask) = mask {
-            mask.allow(logits);
+            mask.allow(logits).map_err(SampleError::Mask)?;
         }
-        let id = if self.params.temperature == 0.0 { argmax(logits) } else { self.draw(logits) };
+        let id = if self.is_greedy() {
+            argmax(logits)
+        } else {
+            let how = self.next_draw();
+            draw(logits, &how, &mut self.candidates)
+        };
         let id = id.ok_or(SampleError::NothingAllowed)?;
 
         self.note(id);
@@ -148,47 +176,51 @@ impl Sampler {
             }
         }
     }
+}
 
-    /// Narrows the candidates and draws one of them.
-    fn draw(&mut self, logits: &[f32]) -> Option<u32> {
-        let u = rng::uniform(self.seed, self.drawn);
-        self.drawn += 1;
-        let c = &mut self.candidates;
-        c.clear();
-        c.extend(
-            (0u32..).zip(logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(id, &logit)| Candidate { id, logit }),
-        );
-        let max = c.iter().map(|c| c.logit).max_by(f32::total_cmp)?;
-        // Relative weights; the largest logit is taken off first, so that a tiny temperature cannot overflow.
-        let inv_temperature = 1.0 / f64::from(self.params.temperature);
-        let weight = |c: &Candidate| (f64::from(c.logit - max) * inv_temperature).exp();
+/// [`draw`] with memory of its own.
+pub(super) fn draw_one(logits: &[f32], how: &Draw) -> Option<u32> {
+    draw(logits, how, &mut Vec::new())
+}
 
-        if let Ok(k @ 1..) = usize::try_from(self.params.top_k)
-            && k < c.len()
-        {
-            rank(c, k);
-            c.truncate(k);
-        }
-        if self.params.top_p < 1.0 {
-            keep_nucleus(c, f64::from(self.params.top_p), weight);
-        }
-        if self.params.min_p > 0.0 {
-            // The most probable token has weight 1.
-            let least = f64::from(self.params.min_p);
-            c.retain(|c| weight(c) >= least);
-        }
+/// Draws a token; `None` if all logits are −∞. `candidates` is memory for the work.
+fn draw(logits: &[f32], how: &Draw, candidates: &mut Vec<Candidate>) -> Option<u32> {
+    let c = candidates;
+    c.clear();
+    c.extend((0u32..).zip(logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(id, &logit)| Candidate { id, logit }));
+    let max = c.iter().map(|c| c.logit).max_by(f32::total_cmp)?;
+    // Relative weights; the largest logit is taken off first, so that a tiny temperature cannot overflow.
+    let inv_temperature = 1.0 / f64::from(how.temperature);
+    let weight = |c: &Candidate| (f64::from(c.logit - max) * inv_temperature).exp();
 
-        let total: f64 = c.iter().map(weight).sum();
-        let mut left = u * total;
-        for c in c.iter() {
-            left -= weight(c);
-            if left < 0.0 {
-                return Some(c.id);
-            }
-        }
-        // Rounding left a sliver: the last candidate that could have been drawn.
-        c.iter().rev().find(|c| weight(c) > 0.0).map(|c| c.id)
+    let n = c.len();
+    let k = how.top_k as usize;
+    if k > 0 && k < n {
+        rank(c, k);
+        c.truncate(k);
     }
+    if how.top_p < 1.0 {
+        keep_nucleus(c, f64::from(how.top_p), weight);
+    }
+    if c.len() < n || how.top_p < 1.0 {
+        c.sort_unstable_by_key(|c| c.id);
+    }
+    if how.min_p > 0.0 {
+        // The most probable token has weight 1.
+        let least = f64::from(how.min_p);
+        c.retain(|c| weight(c) >= least);
+    }
+
+    let total: f64 = c.iter().map(weight).sum();
+    let mut left = rng::unit(how.uniform) * total;
+    for c in c.iter() {
+        left -= weight(c);
+        if left < 0.0 {
+            return Some(c.id);
+        }
+    }
+    // Rounding left a sliver: the last candidate that could have been drawn.
+    c.iter().rev().find(|c| weight(c) > 0.0).map(|c| c.id)
 }
 
 /// Brings the `k` best candidates to the front, in order; the others stay behind them in any order.

@@ -7,7 +7,11 @@
 //!
 //! **A step** is one batch: a row for every decoding sequence, then prompt rows in order of arrival until the batch is
 //! full. A long prompt so delays running replies by one batch at a time, never by its whole length.
+//!
+//! **A step ahead.** Where the device chooses the tokens, the next step is queued before the ones of this step are
+//! read ([`ahead`]), so that the device never waits for the host.
 
+mod ahead;
 mod step;
 
 use std::collections::VecDeque;
@@ -24,6 +28,7 @@ use super::sequence::{Goal, Reply, ReplyText, Sequence};
 use crate::backend::PAGE_TOKENS;
 use crate::model::session::Executor;
 use crate::tokenizer::Tokenizer;
+use ahead::Flight;
 
 /// The queue, the running sequences and the memory they share.
 pub struct Scheduler {
@@ -38,6 +43,8 @@ pub struct Scheduler {
     queue: VecDeque<Sequence>,
     /// In order of arrival.
     running: Vec<Sequence>,
+    /// The step that the device runs while the host does not look.
+    ahead: Option<Flight>,
     free_slots: Vec<u32>,
     pager: Pager,
     prefix: Option<PrefixCache>,
@@ -89,6 +96,7 @@ impl Scheduler {
             n_queue: options.n_queue,
             queue: VecDeque::new(),
             running: Vec::new(),
+            ahead: None,
             free_slots: (0..n_slots).rev().collect(),
             pager: Pager::new(limits.n_pages),
             prefix,
@@ -176,9 +184,9 @@ impl Scheduler {
     /// See [`Engine::step`](super::Engine::step).
     pub fn step(&mut self) -> Vec<Event> {
         self.admit();
-        let plan = self.plan(false);
-        if !plan.members.is_empty() {
-            self.run(&plan);
+        if let Some(flight) = self.next_flight() {
+            self.ahead = self.look_ahead(&flight);
+            self.land(flight);
         }
         let plan = self.plan(true);
         if !plan.members.is_empty() {
@@ -209,8 +217,11 @@ impl Scheduler {
         self.n_ctx
     }
 
-    /// The model.
+    /// The model, with no step under way that was not asked for.
     pub fn executor_mut(&mut self) -> &mut dyn Executor {
+        if let Some(flight) = self.ahead.take() {
+            self.land(flight);
+        }
         self.executor.as_mut()
     }
 

@@ -8,6 +8,7 @@ use super::prefix::{NodeId, ROOT};
 use super::request::{RequestId, TokenMask};
 use super::sampler::{SampleError, Sampler};
 use super::stop::{Matched, StopMatcher};
+use crate::backend::Draw;
 use crate::tokenizer::{TokenStream, Tokenizer};
 
 /// A request, its tokens, and what it holds while it runs.
@@ -118,9 +119,22 @@ impl Sequence {
         self.clock.started = Some(Instant::now());
     }
 
-    /// Whether the token with the largest logit is all that the next step has to give.
-    pub(super) fn takes_argmax(&self) -> bool {
-        matches!(&self.goal, Goal::Reply(reply) if reply.mask.is_none() && reply.sampler.is_argmax())
+    /// Whether the device can choose the next token.
+    pub(super) fn only_draws(&self) -> bool {
+        matches!(&self.goal, Goal::Reply(reply) if reply.mask.is_none() && reply.sampler.only_draws())
+    }
+
+    /// How the device is to choose the next token; each call is for one token.
+    pub(super) fn next_draw(&mut self) -> Draw {
+        match &mut self.goal {
+            Goal::Reply(reply) => reply.sampler.next_draw(),
+            Goal::Embedding(_) => Draw::GREEDY,
+        }
+    }
+
+    /// Whether a token may follow the one that is being computed.
+    pub(super) fn may_go_on(&self) -> bool {
+        matches!(&self.goal, Goal::Reply(reply) if reply.n_generated + 1 < reply.max_tokens)
     }
 
     /// Chooses the next token from `logits`, `[n_vocab]`.

@@ -34,6 +34,11 @@ impl<D: Device> Staging<D> {
         Ok(Staging { chunk_bytes, free, in_flight: VecDeque::new() })
     }
 
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
     /// Queues copying `from` to `to`, in chunks; the device is always the one that the chunks were made for.
     ///
     /// # Errors

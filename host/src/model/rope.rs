@@ -30,7 +30,7 @@ pub fn resolve(config: &config::Rope, freq_divisors: Option<&[f32]>) -> Rope {
     Rope {
         n_rot: config.n_rot as u32,
         pairing: config.pairing,
-        inv_freq: (0..n_pairs).map(|i| inv_freq(i) as f32).collect(),
+        inv_freq: (0..n_pairs).map(inv_freq).collect(),
         magnitude: magnitude(&config.scaling),
     }
 }
@@ -83,7 +83,7 @@ mod tests {
         let divisors: Vec<f32> =
             [vec![1.0; 15], vec![1.6513, 3.2923, 9.6667], vec![32.0; 14]].into_iter().flatten().collect();
         let config = config(64, 5e5, RopeScaling::None);
-        let turn = |rope: &Rope| 4096.0 * f64::from(rope.inv_freq[31]);
+        let turn = |rope: &Rope| 4096.0 * rope.inv_freq[31];
         assert!((turn(&resolve(&config, Some(&divisors))) - 3.858e-4).abs() < 1e-7);
         assert!((turn(&resolve(&config, None)) - 1.234e-2).abs() < 1e-5);
     }
@@ -96,7 +96,7 @@ mod tests {
         let rope = resolve(&config, None);
         assert!((rope.magnitude - 1.34657).abs() < 1e-5);
         let plain = |i: usize| 150000f64.powf(-2.0 * i as f64 / 64.0);
-        let ratio = |i: usize| f64::from(rope.inv_freq[i]) / plain(i);
+        let ratio = |i: usize| rope.inv_freq[i] / plain(i);
         for (i, wanted) in [(0, 1.0), (8, 1.0), (13, 0.5 + 0.5 / 32.0), (18, 1.0 / 32.0), (31, 1.0 / 32.0)] {
             assert!((ratio(i) - wanted).abs() < 1e-6, "pair {i}: {} instead of {wanted}", ratio(i));
         }

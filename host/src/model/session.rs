@@ -1,9 +1,11 @@
 //! A loaded model with its memory: what runs batches.
 
+use std::collections::VecDeque;
+
 use super::config::{Config, LayerKind};
 use super::layers::{Ffn, Mixer, Scratch};
 use super::weights::{LoadError, Model};
-use crate::backend::{Backend, Batch, CacheShape, Error, LayerCache, Measured, PAGE_TOKENS, Result};
+use crate::backend::{Backend, Batch, CacheShape, Choose, Error, LayerCache, Measured, PAGE_TOKENS, Result};
 use crate::gguf::Gguf;
 
 /// How much a session can hold.
@@ -19,8 +21,11 @@ pub struct Limits {
     pub n_outputs: u32,
 }
 
-/// Stands for the most probable token of a row that has none.
+/// Stands for the chosen token of a row that has none: a logit is not a number, or nothing can be drawn.
 pub const NO_TOKEN: u32 = u32::MAX;
+
+/// Steps that may be submitted and not collected.
+pub const MAX_IN_FLIGHT: usize = 2;
 
 /// A loaded model on some device.
 pub trait Executor: Send {
@@ -33,15 +38,26 @@ pub trait Executor: Send {
     /// # Errors
     /// If the batch is not valid, which changes nothing; or if the device fails.
     fn forward(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result;
-    /// Runs a batch and writes, for each of its outputs, the id below `n_tokens` with the largest logit, the lowest
-    /// on a tie, or [`NO_TOKEN`] where a logit is not a number. `None`, with nothing done: the device has no quicker
-    /// way to do this than to hand out the logits.
+    /// Whether the device chooses tokens: whether there are [`Executor::submit`] and [`Executor::collect`].
+    fn chooses(&self) -> bool {
+        false
+    }
+    /// Queues a batch whose outputs' tokens the device chooses, and does not wait. At most [`MAX_IN_FLIGHT`] batches
+    /// are queued at once. Other calls take effect after it, in the order of the calls.
     ///
     /// # Errors
-    /// As [`Executor::forward`].
-    fn forward_argmax(&mut self, batch: &Batch, n_tokens: u32, ids: &mut Vec<u32>) -> Option<Result> {
-        let _ = (batch, n_tokens, ids);
-        None
+    /// If batch and choice are not valid, which changes nothing; or if the device fails.
+    fn submit(&mut self, batch: &Batch, choose: &Choose) -> Result {
+        let _ = (batch, choose);
+        Err(Error::Unsupported("choosing a token".to_owned()))
+    }
+    /// Waits for the oldest submitted batch and writes the token of each of its outputs, or [`NO_TOKEN`].
+    ///
+    /// # Errors
+    /// If none was submitted, or the device fails.
+    fn collect(&mut self, ids: &mut Vec<u32>) -> Result {
+        let _ = ids;
+        Err(Error::Unsupported("choosing a token".to_owned()))
     }
     /// Runs a batch and writes the normed hidden states of all its rows, `[M, n_embd]`.
     ///
@@ -74,6 +90,10 @@ pub struct Session<B: Backend> {
     model: Model<B>,
     cache: B::Cache,
     scratch: Scratch<B>,
+    /// Outputs of the last step that chose.
+    n_chosen: u32,
+    /// Outputs of the steps that were submitted and not collected.
+    in_flight: VecDeque<u32>,
 }
 
 impl<B: Backend> Session<B> {
@@ -87,24 +107,46 @@ impl<B: Backend> Session<B> {
         let failed = |what: &str, source| LoadError::Backend { what: what.to_owned(), source };
         let cache = backend.cache(&cache_shape(&config, limits)).map_err(|e| failed("cache", e))?;
         let scratch = scratch(&mut backend, &config, limits).map_err(|e| failed("activations", e))?;
-        Ok(Session { backend, config, limits, model, cache, scratch })
+        Ok(Session { backend, config, limits, model, cache, scratch, n_chosen: 0, in_flight: VecDeque::new() })
     }
 
-    /// Checks a batch, and runs the layers and the head over it; with `n_tokens`, chooses among that many.
-    fn logits_step(&mut self, batch: &Batch, n_tokens: Option<u32>) -> Result {
+    /// Checks a batch, and runs the layers and the head over it; with `choose`, chooses tokens.
+    fn logits_step(&mut self, batch: &Batch, choose: Option<&Choose>) -> Result {
         check(batch, &self.config, self.limits)?;
         let has_outputs = !batch.outputs.is_empty();
-        let batch = &self.backend.batch(batch)?;
+        let batch = &match choose {
+            None => self.backend.batch(batch)?,
+            Some(choose) => self.backend.choosing_batch(batch, choose)?,
+        };
+        let n_tokens = choose.map(|choose| choose.n_tokens);
         let (model, s, cache) = (&mut self.model, &mut self.scratch, &mut self.cache);
         self.backend.run_recorded(batch, n_tokens.unwrap_or(0), move |b| {
+            b.feed(batch)?;
             layers(b, model, s, cache, batch)?;
             if !has_outputs {
                 return Ok(());
             }
             b.gather_outputs(&mut s.output, &s.norm, batch)?;
             b.head(&mut s.logits, model.head(), &s.output, batch)?;
-            n_tokens.map_or(Ok(()), |n_tokens| b.argmax(&s.logits, n_tokens, batch))
+            n_tokens.map_or(Ok(()), |n_tokens| b.choose(&s.logits, n_tokens, batch))
         })
+    }
+
+    /// Checks what a step chooses.
+    fn check_choose(&self, batch: &Batch, choose: &Choose) -> Result {
+        let (n_vocab, n_outputs, n_rows) = (self.config.n_vocab, batch.outputs.len(), batch.tokens.len());
+        let Choose { n_tokens, draws, fed } = choose;
+        if *n_tokens == 0 || *n_tokens as usize > n_vocab {
+            return Err(Error::Batch(format!("a choice among {n_tokens} tokens of {n_vocab}")));
+        }
+        if !(draws.is_empty() || draws.len() == n_outputs) || !(fed.is_empty() || fed.len() == n_rows) {
+            let (draws, fed) = (draws.len(), fed.len());
+            return Err(Error::Batch(format!("{draws} draws of {n_outputs} outputs, {fed} fed of {n_rows} rows")));
+        }
+        match fed.iter().flatten().find(|from| **from >= self.n_chosen) {
+            Some(from) => Err(Error::Batch(format!("output {from} of {} of the step before", self.n_chosen))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -145,12 +187,35 @@ impl<B: Backend> Executor for Session<B> {
         self.backend.read(&self.scratch.logits, n_outputs, logits)
     }
 
-    fn forward_argmax(&mut self, batch: &Batch, n_tokens: u32, ids: &mut Vec<u32>) -> Option<Result> {
-        if !B::HAS_ARGMAX || n_tokens == 0 || n_tokens as usize > self.config.n_vocab {
-            return None;
+    fn chooses(&self) -> bool {
+        B::CHOOSES
+    }
+
+    fn submit(&mut self, batch: &Batch, choose: &Choose) -> Result {
+        self.check_choose(batch, choose)?;
+        if self.in_flight.len() >= MAX_IN_FLIGHT {
+            return Err(Error::Batch(format!("{} steps are submitted and not collected", self.in_flight.len())));
         }
-        let done = self.logits_step(batch, Some(n_tokens));
-        Some(done.and_then(|()| self.backend.read_argmax(batch.outputs.len() as u32, ids)))
+        self.logits_step(batch, Some(choose))?;
+        let n_outputs = batch.outputs.len() as u32;
+        if n_outputs > 0 {
+            self.backend.queue_chosen(n_outputs)?;
+            self.n_chosen = n_outputs;
+        }
+        self.in_flight.push_back(n_outputs);
+        Ok(())
+    }
+
+    fn collect(&mut self, ids: &mut Vec<u32>) -> Result {
+        match self.in_flight.pop_front() {
+            None => Err(Error::Batch("no step was submitted".to_owned())),
+            // Nothing of it is waited for.
+            Some(0) => {
+                ids.clear();
+                Ok(())
+            }
+            Some(_) => self.backend.read_chosen(ids),
+        }
     }
 
     fn set_profiling(&mut self, on: bool) {

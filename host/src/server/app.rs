@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error::ApiError;
+use super::markup::Markup;
+use super::mask::Grammars;
 use super::metrics::Metrics;
 use super::worker::{Events, Refused, Work, Worker};
 use crate::chat::Template;
@@ -19,10 +21,10 @@ pub(super) struct Model {
     /// Ids below this have an embedding.
     pub(super) n_vocab: u32,
     pub(super) n_ctx: u32,
-    /// Whether its replies may begin with a thought.
-    pub(super) thinks: bool,
-    /// Whether it can be offered tools.
-    pub(super) calls_tools: bool,
+    /// How it marks thoughts and calls.
+    pub(super) markup: Markup,
+    /// Builds grammars for its vocabulary, where it has a token that ends a text.
+    pub(super) grammars: Result<Grammars, String>,
 }
 
 /// The server's state.

@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde_json::{Value, json};
 
 use super::app::{App, Model, off_thread};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::json_mask::JsonMask;
+use super::markup::Markup;
+use super::markup::grammar::{self, Rules};
+use super::mask::Grammar;
 use super::params::{MAX_CHOICES, Params, chat_logprobs, completion_logprobs};
 use super::pieces::Pieces;
-use super::reasoning::Splitter;
 use super::reply::{Kind, Writer};
+use super::tools::{Tool, Tools};
 use super::worker::Work;
 use super::{body, prompts, tools};
 
@@ -20,12 +23,13 @@ use super::{body, prompts, tools};
 struct Prepared {
     params: Params,
     prompts: Vec<Vec<u32>>,
+    markup: Markup,
     /// Whether the prompt ends inside a thought.
     opens_thought: bool,
-    /// Whether the reply may call tools.
-    calls_tools: bool,
-    /// Whether the reply has to be a JSON object.
-    json: bool,
+    /// What the reply may call.
+    tools: Arc<[Tool]>,
+    /// What the reply may be, where that is restricted.
+    grammar: Option<Grammar>,
 }
 
 pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -43,16 +47,13 @@ async fn reply(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, 
         off_thread(move || prepare(&app.model, kind, &body)).await?
     };
     let n_choices = prepared.prompts.len() * prepared.params.n;
-    let splitter = || match kind {
-        Kind::Chat if app.model.thinks => Splitter::new(prepared.opens_thought),
-        _ => Splitter::off(),
-    };
-    let splitters = (0..n_choices).map(|_| splitter()).collect();
+    let reader = || prepared.markup.reader(prepared.opens_thought, &prepared.tools);
+    let readers = (0..n_choices).map(|_| reader()).collect();
     let param = if kind == Kind::Chat { "messages" } else { "prompt" };
     // Refused before a stream begins: the status still says so.
     let events = app.submit(prepared.work(&app.model), param).await?;
     let params = prepared.params;
-    let pieces = Pieces::new(events, splitters, prepared.calls_tools, params.n);
+    let pieces = Pieces::new(events, readers, params.n);
     let writer = Writer::new(app, kind, n_choices, params.logprobs.is_some());
     writer.respond(pieces, params.stream, params.include_usage).await
 }
@@ -60,13 +61,13 @@ async fn reply(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, 
 impl Prepared {
     /// The requests of all choices, those of a prompt together.
     fn work(&self, model: &Model) -> Vec<Work> {
+        let special = self.markup.is_hidden(&model.tokenizer);
         let mut work = Vec::with_capacity(self.prompts.len() * self.params.n);
         for prompt in &self.prompts {
             work.extend((0..self.params.n).map(|choice| {
                 let mut request = self.params.request(prompt.clone(), choice);
-                if self.json {
-                    request.mask = Some(Box::new(JsonMask::new(model.tokenizer.clone(), self.opens_thought)));
-                }
+                request.special = special;
+                request.mask = self.grammar.as_ref().map(Grammar::mask);
                 Work::Reply(Box::new(request))
             }));
         }
@@ -77,40 +78,59 @@ impl Prepared {
 fn prepare(model: &Model, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError> {
     let map = body::parse(body)?;
     let fields = Fields::new(&map);
-    let json = wants_json(&fields)?;
+    let schema = answer_schema(&fields)?;
     let logprobs = match kind {
         Kind::Chat => chat_logprobs(&fields)?,
         Kind::Completion => completion_logprobs(&fields)?,
     };
     let params = Params::read(&fields, logprobs, model.n_vocab)?;
-    let (prompts, opens_thought, calls_tools) = match kind {
+    let (tools, prompts, markup, opens_thought) = match kind {
         Kind::Chat => {
             let tools = tools::read(model, &fields)?;
-            if json && !tools.is_empty() {
-                return Err(ApiError::unsupported("response_format", "a JSON object together with tools"));
-            }
-            let prompt = prompts::chat(model, &fields, tools)?;
-            (vec![prompt.ids], prompt.opens_thought, !tools.is_empty())
+            let prompt = prompts::chat(model, &fields, tools.offered)?;
+            (tools, vec![prompt.ids], model.markup, prompt.opens_thought)
         }
         Kind::Completion => {
             refuse_unsupported(&fields)?;
-            (prompts::plain(model, &fields, "prompt")?, false, false)
+            (Tools::default(), prompts::plain(model, &fields, "prompt")?, Markup::PLAIN, false)
         }
     };
     if prompts.len() * params.n > MAX_CHOICES {
         return Err(fields.wrong("n", format!("prompts times n may be up to {MAX_CHOICES}")));
     }
-    Ok(Prepared { params, prompts, opens_thought, calls_tools, json })
+    let rules = Rules { tools: &tools, schema: schema.as_ref(), opens_thought };
+    let grammar = compile(model, markup, &rules)?;
+    Ok(Prepared { params, prompts, markup, opens_thought, tools: tools.callable.into(), grammar })
 }
 
-/// `response_format`: text, or an object of any shape.
-fn wants_json(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    let Some(format) = fields.object("response_format", "response_format.")? else { return Ok(false) };
+/// The grammar of the replies, if they have one. What cannot be compiled is the fault of one of two fields.
+fn compile(model: &Model, markup: Markup, rules: &Rules<'_>) -> Result<Option<Grammar>, ApiError> {
+    let field = if rules.schema.is_some() { "response_format" } else { "tools" };
+    let wrong = |why: String| ApiError::field(field, format!("this cannot be made a grammar: {why}"));
+    let Some(lark) = grammar::write(markup, &model.tokenizer, rules).map_err(wrong)? else { return Ok(None) };
+    let grammars = model.grammars.as_ref().map_err(|why| wrong(why.clone()))?;
+    grammars.compile(lark).map(Some).map_err(wrong)
+}
+
+/// `response_format`: the schema of the answer; `None` for text.
+fn answer_schema(fields: &Fields<'_>) -> Result<Option<Value>, ApiError> {
+    let Some(format) = fields.object("response_format", "response_format.")? else { return Ok(None) };
     match format.text("type")? {
-        Some("text") => Ok(false),
-        Some("json_object") => Ok(true),
-        Some("json_schema") => Err(ApiError::unsupported("response_format", "a schema (json_object is)")),
-        _ => Err(format.wrong("type", "expected \"text\" or \"json_object\"")),
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(json!({"type": "object"}))),
+        Some("json_schema") => {
+            let place = "response_format.json_schema.";
+            let Some(named) = format.object("json_schema", place)? else {
+                return Err(format.wrong("json_schema", "expected an object with a \"schema\""));
+            };
+            named.text("name")?;
+            named.bool("strict")?;
+            match named.get("schema") {
+                Some(schema @ Value::Object(_)) => Ok(Some(schema.clone())),
+                _ => Err(named.wrong("schema", "expected an object")),
+            }
+        }
+        _ => Err(format.wrong("type", "expected \"text\", \"json_object\" or \"json_schema\"")),
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! One thread owns the engine and steps it (`worker`); requests reach it through a channel, and every request has a
 //! channel of its own for what comes back. The HTTP side (tokio, hyper, axum) never touches the model: it turns
-//! requests into token ids (`fields`, `params`, `prompts`), events into replies (`pieces`, `reasoning`, `tools`, `reply`,
-//! `stream`), and drops the receiving end when a client goes away, which is all that cancelling takes.
+//! requests into token ids and grammars (`fields`, `params`, `prompts`, `tools`, `mask`), events into replies (`pieces`,
+//! `markup`, `reply`, `stream`), and drops the receiving end when a client goes away, which is all that cancelling takes.
 //!
 //! What is bounded, and where: connections and their heads (`listen`), bodies (`body`), choices (`params`), waiting
 //! requests ([`EngineOptions::n_queue`](crate::engine::EngineOptions)), the reply (the context).
@@ -16,14 +16,14 @@ mod embeddings;
 mod error;
 mod fields;
 mod generate;
-mod json_mask;
 mod listen;
 mod logprobs;
+mod markup;
+mod mask;
 mod metrics;
 mod params;
 mod pieces;
 mod prompts;
-mod reasoning;
 mod reply;
 mod routes;
 mod stream;
@@ -41,6 +41,8 @@ use tokio::sync::watch;
 
 use crate::engine::Engine;
 use app::{App, Model};
+use markup::Markup;
+use mask::Grammars;
 use metrics::Metrics;
 use worker::Worker;
 
@@ -71,9 +73,9 @@ pub fn serve(engine: Engine, options: ServerOptions, ready: impl FnOnce(SocketAd
     let template = engine.template().cloned();
     let model = Model {
         alias: options.alias,
+        markup: template.as_ref().map_or(Markup::PLAIN, |template| Markup::of(template)),
+        grammars: Grammars::new(&tokenizer),
         tokenizer,
-        thinks: template.as_ref().is_some_and(|template| template.source().contains("</think>")),
-        calls_tools: template.as_ref().is_some_and(|template| tools::knows(template)),
         template,
         n_vocab: u32::try_from(engine.config().n_vocab).expect("a configuration limits n_vocab to 2^24"),
         n_ctx: engine.n_ctx(),

@@ -2,8 +2,7 @@
 //! is why they are equal.
 
 use super::error::ApiError;
-use super::reasoning::{Split, Splitter};
-use super::tools::{Call, CallSplitter};
+use super::markup::{Reader, Said};
 use super::worker::Events;
 use crate::engine::{Event, FinishReason, SampledToken, Usage};
 
@@ -14,10 +13,7 @@ pub(super) struct Piece {
     pub(super) index: usize,
     /// Whether it is the choice's first.
     pub(super) first: bool,
-    pub(super) split: Split,
-    /// Calls of tools that are complete, and how many there were before.
-    pub(super) calls: Vec<Call>,
-    pub(super) n_calls: usize,
+    pub(super) said: Said,
     pub(super) tokens: Vec<SampledToken>,
     /// `stop`, `length` or `tool_calls`: it is the choice's last.
     pub(super) finish: Option<&'static str>,
@@ -32,10 +28,7 @@ pub(super) struct Totals {
 }
 
 struct Choice {
-    splitter: Splitter,
-    /// Where tools were offered.
-    calls: Option<CallSplitter>,
-    n_calls: usize,
+    reader: Reader,
     started: bool,
     finished: bool,
 }
@@ -50,11 +43,10 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// `splitters`: one per choice; `tools`: whether calls are to be looked for.
-    pub(super) fn new(events: Events, splitters: Vec<Splitter>, tools: bool, n: usize) -> Self {
-        let calls = || tools.then(CallSplitter::default);
-        let choice = |splitter| Choice { splitter, calls: calls(), n_calls: 0, started: false, finished: false };
-        Self { events, choices: splitters.into_iter().map(choice).collect(), n, totals: Totals::default() }
+    /// `readers`: one per choice.
+    pub(super) fn new(events: Events, readers: Vec<Reader>, n: usize) -> Self {
+        let choice = |reader| Choice { reader, started: false, finished: false };
+        Self { events, choices: readers.into_iter().map(choice).collect(), n, totals: Totals::default() }
     }
 
     /// Tokens so far; complete after the last piece.
@@ -80,42 +72,24 @@ impl Pieces {
 
     fn piece(&mut self, index: usize, event: Event) -> Result<Option<Piece>, ApiError> {
         let Some(choice) = self.choices.get_mut(index) else { return Ok(None) };
-        let (mut split, tokens, mut finish) = match event {
+        let (said, tokens, finish) = match event {
             Event::Started { .. } | Event::Embedding { .. } => return Ok(None),
-            Event::Text { text, tokens, .. } => (choice.splitter.push(&text), tokens, None),
+            Event::Text { text, tokens, .. } => (choice.reader.push(&text), tokens, None),
             Event::Finished { reason, usage, .. } => {
                 choice.finished = true;
                 self.totals.add(usage, index.is_multiple_of(self.n));
                 let finish = match reason {
+                    FinishReason::Stop(_) if choice.reader.called() => "tool_calls",
                     FinishReason::Stop(_) => "stop",
                     FinishReason::Length => "length",
                     FinishReason::Cancelled => return Err(ApiError::unavailable()),
                     FinishReason::Error(why) => return Err(ApiError::internal(why)),
                 };
-                (choice.splitter.finish(), Vec::new(), Some(finish))
+                (choice.reader.finish(), Vec::new(), Some(finish))
             }
         };
-        let n_calls = choice.n_calls;
-        let calls = choice.take_calls(&mut split, finish.is_some());
-        if finish == Some("stop") && choice.n_calls > 0 {
-            finish = Some("tool_calls");
-        }
         let first = !std::mem::replace(&mut choice.started, true);
-        Ok(Some(Piece { index, first, split, calls, n_calls, tokens, finish }))
-    }
-}
-
-impl Choice {
-    /// Takes the calls out of the content.
-    fn take_calls(&mut self, split: &mut Split, ended: bool) -> Vec<Call> {
-        let Some(splitter) = &mut self.calls else { return Vec::new() };
-        let (content, calls) = splitter.push(&split.content);
-        split.content = content;
-        self.n_calls += calls.len();
-        if ended {
-            split.content.push_str(&splitter.finish(self.n_calls > 0));
-        }
-        calls
+        Ok(Some(Piece { index, first, said, tokens, finish }))
     }
 }
 

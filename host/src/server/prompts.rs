@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::app::Model;
 use super::error::ApiError;
 use super::fields::{Fields, sketch};
+use super::markup::Markup;
 use super::params::{MAX_CHOICES, token_ids};
 use crate::chat::{Chat, Message};
 use crate::tokenizer::Encode;
@@ -28,7 +29,8 @@ pub(super) fn chat(model: &Model, fields: &Fields<'_>, tools: &[Value]) -> Resul
     }
     let chat = Chat { messages: &messages, tools, vars: Some(&vars), add_generation_prompt: true };
     let prompt = template.render(&chat)?;
-    let opens_thought = prompt.segments().last().is_some_and(|s| s.special && s.text.trim_end().ends_with("<think>"));
+    let opens_thought = matches!(model.markup, Markup::Tags { thinks: true, .. })
+        && prompt.segments().last().is_some_and(|s| s.special && s.text.trim_end().ends_with("<think>"));
     Ok(ChatPrompt { ids: model.tokenizer.encode_segments(&prompt.segments()), opens_thought })
 }
 

@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use super::app::{App, now_s};
 use super::error::ApiError;
 use super::logprobs;
+use super::markup::{CallPiece, Said};
 use super::pieces::{Piece, Pieces, Totals};
 use super::stream;
-use super::tools::Call;
 use crate::engine::SampledToken;
 
 /// Which endpoint replies.
@@ -36,9 +36,7 @@ pub(super) struct Writer {
 /// A choice of a whole reply.
 #[derive(Default)]
 struct Gathered {
-    reasoning: String,
-    content: String,
-    calls: Vec<Call>,
+    said: Said,
     tokens: Vec<SampledToken>,
     finish: &'static str,
 }
@@ -75,9 +73,9 @@ impl Writer {
 
     /// One chunk of a stream; `None` where a piece has nothing to show yet.
     pub(super) fn chunk(&mut self, piece: &Piece) -> Option<Value> {
-        let Piece { index, first, split, calls, n_calls, tokens, finish } = piece;
+        let Piece { index, first, said, tokens, finish } = piece;
         let logprobs = self.logprobs && !tokens.is_empty();
-        if split.content.is_empty() && split.reasoning.is_empty() && calls.is_empty() && finish.is_none() && !logprobs {
+        if said.is_empty() && finish.is_none() && !logprobs {
             // The role goes out at once: it tells the client that its reply has begun.
             if !(*first && self.kind == Kind::Chat) {
                 return None;
@@ -91,24 +89,20 @@ impl Writer {
                 if *first {
                     delta.insert("role".to_owned(), "assistant".into());
                 }
-                if !split.reasoning.is_empty() {
-                    delta.insert("reasoning_content".to_owned(), split.reasoning.as_str().into());
+                if !said.reasoning.is_empty() {
+                    delta.insert("reasoning_content".to_owned(), said.reasoning.as_str().into());
                 }
-                if !split.content.is_empty() || *first {
-                    delta.insert("content".to_owned(), split.content.as_str().into());
+                if !said.content.is_empty() || *first {
+                    delta.insert("content".to_owned(), said.content.as_str().into());
                 }
-                if !calls.is_empty() {
-                    let calls = calls.iter().zip(*n_calls..).map(|(call, i)| {
-                        let mut json = self.call(*index, i, call);
-                        json["index"] = i.into();
-                        json
-                    });
+                if !said.calls.is_empty() {
+                    let calls = said.calls.iter().map(|piece| self.call_delta(*index, piece));
                     delta.insert("tool_calls".to_owned(), calls.collect());
                 }
                 choice.insert("delta".to_owned(), delta.into());
             }
             Kind::Completion => {
-                choice.insert("text".to_owned(), split.content.as_str().into());
+                choice.insert("text".to_owned(), said.content.as_str().into());
             }
         }
         choice.insert("logprobs".to_owned(), self.logprobs_json(*index, tokens, logprobs));
@@ -128,9 +122,7 @@ impl Writer {
         let mut gathered: Vec<Gathered> = self.offsets.iter().map(|_| Gathered::default()).collect();
         while let Some(piece) = pieces.next().await? {
             let Some(choice) = gathered.get_mut(piece.index) else { continue };
-            choice.reasoning.push_str(&piece.split.reasoning);
-            choice.content.push_str(&piece.split.content);
-            choice.calls.extend(piece.calls);
+            choice.said.extend(piece.said);
             choice.tokens.extend(piece.tokens);
             choice.finish = piece.finish.unwrap_or(choice.finish);
         }
@@ -147,13 +139,13 @@ impl Writer {
         map.insert("index".to_owned(), index.into());
         match self.kind {
             Kind::Chat => {
-                let mut message = json!({"role": "assistant", "content": choice.content});
-                if !choice.reasoning.is_empty() {
-                    message["reasoning_content"] = choice.reasoning.into();
+                let Said { reasoning, content, calls } = choice.said;
+                let mut message = json!({"role": "assistant", "content": content});
+                if !reasoning.is_empty() {
+                    message["reasoning_content"] = reasoning.into();
                 }
-                if !choice.calls.is_empty() {
-                    let calls = choice.calls.iter().enumerate().map(|(i, call)| self.call(index, i, call));
-                    message["tool_calls"] = calls.collect();
+                if !calls.is_empty() {
+                    message["tool_calls"] = calls.iter().map(|call| self.call(index, call)).collect();
                     if message["content"] == "" {
                         message["content"] = Value::Null;
                     }
@@ -161,7 +153,7 @@ impl Writer {
                 map.insert("message".to_owned(), message);
             }
             Kind::Completion => {
-                map.insert("text".to_owned(), choice.content.into());
+                map.insert("text".to_owned(), choice.said.content.into());
             }
         }
         map.insert("logprobs".to_owned(), logprobs);
@@ -169,13 +161,23 @@ impl Writer {
         map.into()
     }
 
-    /// Call `i` of a choice; its id is like no other of this server.
-    fn call(&self, choice: usize, i: usize, call: &Call) -> Value {
+    /// A call of a choice; its id is like no other of this server.
+    fn call(&self, choice: usize, call: &CallPiece) -> Value {
         json!({
-            "id": format!("call_{}_{choice}_{i}", self.id.trim_start_matches("chatcmpl-")),
+            "id": format!("call_{}_{choice}_{}", self.id.trim_start_matches("chatcmpl-"), call.index),
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         })
+    }
+
+    /// A call's part of a chunk: the id and the name come with its first.
+    fn call_delta(&self, choice: usize, piece: &CallPiece) -> Value {
+        let mut delta = match piece.name {
+            Some(_) => self.call(choice, piece),
+            None => json!({"function": {"arguments": piece.arguments}}),
+        };
+        delta["index"] = piece.index.into();
+        delta
     }
 
     fn logprobs_json(&mut self, index: usize, tokens: &[SampledToken], wanted: bool) -> Value {

@@ -1,179 +1,208 @@
-//! Tools: what a client offers, and the calls in what a model writes.
-//!
-//! The chat template shows the offer to the model. Two ways to write a call are known, told apart by the template:
-//! JSON (Hermes, Qwen 2.5 and 3) and tags (Qwen 3 Coder, Qwen 3.5):
-//!
-//! ```text
-//! <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>
-//! <tool_call><function=f><parameter=x>1</parameter></function></tool_call>
-//! ```
-//!
-//! Nothing forces a model to call, or to call well, so a call can be offered (`auto`) and not demanded. What is no
-//! well-formed call stays text.
+//! Tools: what a client offers, and whether one has to be called.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::app::Model;
 use super::error::ApiError;
 use super::fields::Fields;
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
-/// OpenAI's limit.
+/// OpenAI's limits.
 const MAX_NAME: usize = 64;
+const MAX_TOOLS: usize = 128;
+/// References in a row from one definition to another.
+const MAX_REFERENCES: usize = 16;
 
-/// The tools of a request, empty where there are none to be called.
-pub(super) fn read<'a>(model: &Model, fields: &Fields<'a>) -> Result<&'a [Value], ApiError> {
+/// The tools of a request.
+#[derive(Default)]
+pub(super) struct Tools<'a> {
+    /// As the client sent them, for the chat template.
+    pub(super) offered: &'a [Value],
+    /// Those that the reply may call.
+    pub(super) callable: Vec<Tool>,
+    /// Whether the reply has to be a call.
+    pub(super) required: bool,
+    /// Whether it may be several.
+    pub(super) parallel: bool,
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tool {
+    pub(super) name: String,
+    /// The schema of its arguments: an object.
+    pub(super) parameters: Value,
+    /// The properties of that.
+    pub(super) arguments: Vec<Argument>,
+}
+
+/// An argument, for forms that write each by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Argument {
+    pub(super) name: String,
+    pub(super) required: bool,
+    pub(super) value: ArgumentValue,
+}
+
+/// What an argument is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum ArgumentValue {
+    /// A text.
+    Text,
+    /// One of these texts.
+    OneOf(Vec<String>),
+    /// JSON of this schema, which is no text.
+    Json(Value),
+    /// JSON or text.
+    Any,
+}
+
+/// `tools`, `tool_choice` and `parallel_tool_calls`.
+pub(super) fn read<'a>(model: &Model, fields: &Fields<'a>) -> Result<Tools<'a>, ApiError> {
     if fields.list("functions")?.is_some_and(|list| !list.is_empty()) {
         return Err(ApiError::unsupported("functions", "the older form of tools"));
     }
-    let tools = fields.list("tools")?.unwrap_or_default();
-    if tools.is_empty() || fields.get("tool_choice").is_some_and(|choice| choice == "none") {
-        return Ok(&[]);
+    let offered = fields.list("tools")?.unwrap_or_default();
+    let parallel = fields.get("parallel_tool_calls").is_none() || fields.bool("parallel_tool_calls")?;
+    let choice = Choice::read(fields)?;
+    if choice == Choice::None {
+        return Ok(Tools::default());
     }
-    if fields.get("tool_choice").is_some_and(|choice| choice != "auto") {
-        return Err(ApiError::unsupported("tool_choice", "demanding a call"));
+    if offered.is_empty() {
+        let demanded = choice != Choice::Auto;
+        return if demanded { Err(fields.wrong("tool_choice", "there are no tools")) } else { Ok(Tools::default()) };
     }
-    if fields.get("parallel_tool_calls").is_some_and(|parallel| parallel == false) {
-        return Err(ApiError::unsupported("parallel_tool_calls", "limiting the calls to one"));
-    }
-    if !model.calls_tools {
+    if !model.markup.calls_tools() {
         return Err(ApiError::unsupported("tools", "calling tools with this model's chat template"));
     }
-    for (i, tool) in tools.iter().enumerate() {
-        let name = tool["function"]["name"].as_str();
-        let is_name = |name: &str| {
+    if offered.len() > MAX_TOOLS {
+        return Err(fields.wrong("tools", format!("{} tools; at most {MAX_TOOLS} are allowed", offered.len())));
+    }
+    let mut callable: Vec<Tool> = Vec::with_capacity(offered.len());
+    for (i, tool) in offered.iter().enumerate() {
+        let tool = Tool::parse(&format!("tools[{i}]"), tool)?;
+        if callable.iter().any(|other| other.name == tool.name) {
+            return Err(ApiError::field(format!("tools[{i}]"), format!("there are two tools named {:?}", tool.name)));
+        }
+        callable.push(tool);
+    }
+    if let Choice::Named(name) = choice {
+        callable.retain(|tool| tool.name == name);
+        if callable.is_empty() {
+            return Err(fields.wrong("tool_choice", format!("there is no tool named {name:?}")));
+        }
+    }
+    Ok(Tools { offered, callable, required: choice != Choice::Auto, parallel })
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Choice<'a> {
+    None,
+    Auto,
+    Required,
+    Named(&'a str),
+}
+
+impl<'a> Choice<'a> {
+    fn read(fields: &Fields<'a>) -> Result<Choice<'a>, ApiError> {
+        let expected =
+            "expected \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\"}}";
+        match fields.get("tool_choice") {
+            None => Ok(Choice::Auto),
+            Some(Value::String(choice)) => match choice.as_str() {
+                "none" => Ok(Choice::None),
+                "auto" => Ok(Choice::Auto),
+                "required" => Ok(Choice::Required),
+                _ => Err(fields.wrong("tool_choice", expected)),
+            },
+            Some(choice) if choice["type"] == "allowed_tools" => {
+                Err(ApiError::unsupported("tool_choice", "allowing some of the tools"))
+            }
+            Some(choice) if choice["type"] == "function" => match choice["function"]["name"].as_str() {
+                Some(name) => Ok(Choice::Named(name)),
+                None => Err(fields.wrong("tool_choice", expected)),
+            },
+            Some(_) => Err(fields.wrong("tool_choice", expected)),
+        }
+    }
+}
+
+impl Tool {
+    /// Reads one of the `tools`, at `place`.
+    pub(super) fn parse(place: &str, tool: &Value) -> Result<Tool, ApiError> {
+        let is_name = |name: &&str| {
             let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
             (1..=MAX_NAME).contains(&name.len()) && name.chars().all(ok)
         };
-        if tool["type"] != "function" || !name.is_some_and(is_name) {
-            let expected = "expected a function with a name of letters, digits, _ and -";
-            return Err(ApiError::field(format!("tools[{i}]"), expected));
-        }
-    }
-    Ok(tools)
-}
-
-/// Whether replies to this template's prompts have calls that [`CallSplitter`] knows.
-pub(super) fn knows(template: &crate::chat::Template) -> bool {
-    template.supports_tools() && template.source().contains(OPEN)
-}
-
-/// A call that the model made.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Call {
-    pub(super) name: String,
-    /// An object as text, as the API has it.
-    pub(super) arguments: String,
-}
-
-/// Takes the calls out of the text of a reply, however that is cut.
-#[derive(Debug, Default)]
-pub(super) struct CallSplitter {
-    /// What may be the beginning of a call, and the space before it.
-    held: String,
-}
-
-impl CallSplitter {
-    /// Takes more text; gives back what is certain to be no call, and the calls that are complete.
-    pub(super) fn push(&mut self, text: &str) -> (String, Vec<Call>) {
-        self.held.push_str(text);
-        let (mut out, mut calls) = (String::new(), Vec::new());
-        while let Some(start) = self.held.find(OPEN) {
-            let Some(length) = self.held[start..].find(CLOSE) else { break };
-            let end = start + length + CLOSE.len();
-            match parse(&self.held[start + OPEN.len()..start + length]) {
-                Some(call) => {
-                    out.push_str(self.held[..start].trim_end());
-                    calls.push(call);
+        let name = tool["function"]["name"].as_str().filter(is_name).filter(|_| tool["type"] == "function");
+        let name =
+            name.ok_or_else(|| ApiError::field(place, "expected a function with a name of letters, digits, _ and -"))?;
+        let parameters = match &tool["function"]["parameters"] {
+            Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+            Value::Object(schema) => {
+                let mut schema = schema.clone();
+                if schema.get("type").is_none_or(Value::is_null) {
+                    schema.insert("type".to_owned(), "object".into());
                 }
-                None => out.push_str(&self.held[..end]),
+                Value::Object(schema)
             }
-            self.held.drain(..end);
+            _ => Value::Null,
+        };
+        if parameters["type"] != "object" {
+            let place = format!("{place}.function.parameters");
+            return Err(ApiError::field(place, "expected a schema of type \"object\""));
         }
-        // From here on it may be a call: a whole mark, or an ending that begins one; and the space before.
-        let is_mark = |i: usize| self.held[i..].starts_with(OPEN) || OPEN.starts_with(&self.held[i..]);
-        let mark = self.held.char_indices().map(|(i, _)| i).find(|&i| is_mark(i)).unwrap_or(self.held.len());
-        let n_certain = self.held[..mark].trim_end().len();
-        out.extend(self.held.drain(..n_certain));
-        (out, calls)
-    }
-
-    /// The reply is over: what is held is text after all. Space after a call is not.
-    pub(super) fn finish(&mut self, called: bool) -> String {
-        let rest = std::mem::take(&mut self.held);
-        if called && rest.trim().is_empty() { String::new() } else { rest }
+        Ok(Tool { name: name.to_owned(), arguments: arguments(&parameters), parameters })
     }
 }
 
-fn parse(text: &str) -> Option<Call> {
-    let text = text.trim();
-    if text.starts_with("<function=") { parse_tags(text) } else { parse_json(text) }
-}
-
-fn parse_json(text: &str) -> Option<Call> {
-    let call: Value = serde_json::from_str(text).ok()?;
-    let arguments = match call.get("arguments").or(call.get("parameters")) {
-        None | Some(Value::Null) => Map::new(),
-        Some(arguments) => arguments.as_object()?.clone(),
+fn arguments(parameters: &Value) -> Vec<Argument> {
+    let required = parameters["required"].as_array();
+    let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|other| other == name));
+    let properties = parameters["properties"].as_object().into_iter().flatten();
+    let argument = |(name, schema): (&String, &Value)| Argument {
+        required: is_required(name),
+        value: argument_value(parameters, schema),
+        name: name.clone(),
     };
-    Some(Call { name: call["name"].as_str()?.to_owned(), arguments: Value::Object(arguments).to_string() })
+    properties.map(argument).collect()
 }
 
-/// Values are JSON where they are valid JSON, and texts otherwise.
-fn parse_tags(text: &str) -> Option<Call> {
-    let (name, mut rest) = text.strip_prefix("<function=")?.split_once('>')?;
-    let mut arguments = Map::new();
-    loop {
-        rest = rest.trim_start();
-        if let Some(end) = rest.strip_prefix("</function>") {
-            let arguments = Value::Object(arguments).to_string();
-            return end.trim().is_empty().then(|| Call { name: name.to_owned(), arguments });
-        }
-        let (key, after) = rest.strip_prefix("<parameter=")?.split_once('>')?;
-        let (value, after) = after.split_once("</parameter>")?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        arguments.insert(key.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into()));
-        rest = after;
+fn argument_value(parameters: &Value, schema: &Value) -> ArgumentValue {
+    let schema = resolve(parameters, schema);
+    let one_of = match (&schema["enum"], &schema["const"]) {
+        (Value::Array(values), _) => values.iter().map(|value| value.as_str().map(str::to_owned)).collect(),
+        (_, Value::String(value)) => Some(vec![value.clone()]),
+        _ => None,
+    };
+    if let Some(values) = one_of.filter(|values: &Vec<String>| !values.is_empty()) {
+        return ArgumentValue::OneOf(values);
+    }
+    match schema["type"].as_str() {
+        Some("string") => ArgumentValue::Text,
+        Some(_) => ArgumentValue::Json(with_definitions(parameters, schema)),
+        None => ArgumentValue::Any,
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn call(name: &str, arguments: &str) -> Call {
-        Call { name: name.to_owned(), arguments: arguments.to_owned() }
-    }
-
-    #[test]
-    fn calls_are_found_however_the_text_is_cut() {
-        let json = "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"é\"}}\n</tool_call>\n\
-                    <tool_call>{\"name\":\"g\"}</tool_call>\n";
-        let tags = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=s>\na\nb\n</parameter>\n\
-                    </function>\n</tool_call>";
-        for (text, content, calls) in [
-            (json, "Let me see.", vec![call("f", r#"{"x":"é"}"#), call("g", "{}")]),
-            (tags, "", vec![call("f", r#"{"x":1,"s":"a\nb"}"#)]),
-            ("no <tool call> \n", "no <tool call> \n", vec![]),
-            ("<tool_call>no</tool_call> <tool_ca", "<tool_call>no</tool_call> <tool_ca", vec![]),
-            ("<tool_call>{\"name\": \"f\"", "<tool_call>{\"name\": \"f\"", vec![]),
-            ("<tool_call><function=f><parameter=x>", "<tool_call><function=f><parameter=x>", vec![]),
-        ] {
-            let chars: Vec<String> = text.chars().map(String::from).collect();
-            let chars: Vec<&str> = chars.iter().map(String::as_str).collect();
-            for pieces in [&[text][..], &chars] {
-                let mut splitter = CallSplitter::default();
-                let (mut out, mut found) = (String::new(), Vec::new());
-                for piece in pieces {
-                    let (text, calls) = splitter.push(piece);
-                    out.push_str(&text);
-                    found.extend(calls);
-                }
-                out.push_str(&splitter.finish(!found.is_empty()));
-                assert_eq!((out.as_str(), &found), (content, &calls), "{pieces:?}");
-            }
+/// Follows references inside the document.
+fn resolve<'a>(document: &'a Value, mut schema: &'a Value) -> &'a Value {
+    for _ in 0..MAX_REFERENCES {
+        let pointer = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+        match pointer.and_then(|pointer| document.pointer(pointer)) {
+            Some(target) => schema = target,
+            None => break,
         }
     }
+    schema
+}
+
+/// A part of a schema as a schema of its own.
+fn with_definitions(document: &Value, schema: &Value) -> Value {
+    let mut map: Map<String, Value> = schema.as_object().cloned().unwrap_or_default();
+    for key in ["$defs", "definitions"] {
+        if let Some(definitions) = document.get(key) {
+            map.insert(key.to_owned(), definitions.clone());
+        }
+    }
+    Value::Object(map)
 }

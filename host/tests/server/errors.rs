@@ -127,7 +127,9 @@ fn a_field_of_the_wrong_type_is_named_and_null_is_absent() {
         ("model", json!(5)),
         ("stream_options", json!(true)),
         ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
-        ("response_format", json!({"type": "json_schema"})),
+        ("response_format", json!([])),
+        ("tool_choice", json!("required")),
+        ("parallel_tool_calls", json!("no")),
     ] {
         let error = server.refused(CHAT, &with(key, value.clone()), 400);
         assert_eq!(error["param"], key, "{value}");

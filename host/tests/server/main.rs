@@ -5,4 +5,5 @@ mod api;
 mod client;
 mod errors;
 mod load;
+mod structured;
 mod text;

@@ -264,11 +264,14 @@ fn atomics_lose_no_addition() {
         const LANES: u32 = BLOCKS * THREADS;
         let counters = device.alloc_zeroed::<u32>(5).expect("memory");
         let sums = device.alloc_zeroed::<f32>(2).expect("memory");
+        let wide = device.alloc_zeroed::<u64>(1).expect("memory");
         let last = device.alloc_zeroed::<u32>(3).expect("memory");
-        let args = (counters.slice().ptr_mut(), sums.slice().ptr_mut(), last.slice().ptr_mut());
+        let (wide_ptr, last_ptr) = (wide.slice().ptr_mut(), last.slice().ptr_mut());
+        let args = (counters.slice().ptr_mut(), sums.slice().ptr_mut(), wide_ptr, last_ptr);
         launch(device, conformance_atomics, Launch::linear(BLOCKS, THREADS).shared(8), args);
         assert_eq!(download(device, &counters), [LANES, 2 * LANES, 3 * LANES, LANES - 1, 78]);
         assert_eq!(download(device, &sums), [LANES as f32, 2.0 * LANES as f32], "small integers are exact");
+        assert_eq!(download(device, &wide), [u64::from(LANES) << 32 | u64::from(LANES)]);
         assert_eq!(download(device, &last), [LANES, 2 * THREADS + THREADS / 2, BLOCKS + 77]);
     }
     on_devices!(check);

@@ -34,10 +34,11 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn sizes() -> impl Strategy<Value = Sizes> {
-    (any::<bool>(), any::<bool>(), 1u32..5, 8u32..70, 3u32..20, 0u32..4).prop_map(
-        |(recurrent, reuse, n_slots, n_batch, n_pages, n_checkpoints)| Sizes {
+    (any::<[bool; 3]>(), 1u32..5, 8u32..70, 3u32..20, 0u32..4).prop_map(
+        |([recurrent, reuse, chooses], n_slots, n_batch, n_pages, n_checkpoints)| Sizes {
             recurrent,
             reuse,
+            chooses,
             n_slots,
             n_batch,
             n_pages,
@@ -52,8 +53,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_order_of_events_gives_the_solo_replies(sizes in sizes(), ops in prop::collection::vec(op(), 1..40)) {
-        let (mut engine, _) = engine(sizes, Script { fail_on: Some(POISON), ..Script::default() });
+    fn any_order_of_events_gives_the_solo_replies(
+        sizes in sizes(),
+        late in any::<bool>(),
+        ops in prop::collection::vec(op(), 1..40),
+    ) {
+        let late = late && sizes.chooses;
+        let [fail_on, fail_late_on] = [!late, late].map(|fails| fails.then_some(POISON));
+        let (mut engine, _) = engine(sizes, Script { fail_on, fail_late_on, ..Script::default() });
         let mut replies = HashMap::new();
         let mut submitted: Vec<(RequestId, Vec<u32>, Option<u32>)> = Vec::new();
         for op in ops {
@@ -84,7 +91,7 @@ proptest! {
                 // Cancelled, or in the batch of a request that fails: what came is right, and it may all have come.
                 Some(FinishReason::Cancelled) => prop_assert!(whole.starts_with(&reply.ids)),
                 Some(FinishReason::Error(why)) => {
-                    prop_assert!(why.contains("out of memory"), "{}", why);
+                    prop_assert!(why.contains(if late { "seen late" } else { "out of memory" }), "{}", why);
                     prop_assert!(whole.starts_with(&reply.ids));
                 }
                 other => prop_assert!(false, "{:?} ended with {:?}", id, other),

@@ -12,27 +12,30 @@ use host::tokenizer::{Encode, Tokenizer};
 
 const PROMPT: [u32; 3] = [1, 2, 3];
 
-struct Model {
+pub(super) struct Model {
     config: Config,
-    tokenizer: Arc<Tokenizer>,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    /// Whether the mock chooses tokens, and so may be a step ahead.
+    pub(super) chooses: bool,
 }
 
-fn model() -> Model {
+pub(super) fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/zinc-tiny-qwen35moe.gguf");
     let gguf = Gguf::open(&path).expect("a model");
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf).expect("its vocabulary"));
-    Model { config: Config::from_gguf(&gguf).expect("its shape"), tokenizer }
+    Model { config: Config::from_gguf(&gguf).expect("its shape"), tokenizer, chooses: false }
 }
 
 impl Model {
     /// The ids of each piece, tokenised alone.
-    fn ids(&self, pieces: &[&str]) -> Vec<u32> {
+    pub(super) fn ids(&self, pieces: &[&str]) -> Vec<u32> {
         pieces.iter().flat_map(|piece| self.tokenizer.encode(piece, Encode::default())).collect()
     }
 
     /// What the engine makes of a model that replies with `ids`.
-    fn reply(&self, ids: &[u32], request: Request) -> (Vec<String>, FinishReason, Usage) {
-        let script = Script { replies: vec![(PROMPT.to_vec(), ids.to_vec())], ..Script::default() };
+    pub(super) fn reply(&self, ids: &[u32], request: Request) -> (Vec<String>, FinishReason, Usage) {
+        let replies = vec![(PROMPT.to_vec(), ids.to_vec())];
+        let script = Script { replies, chooses: self.chooses, ..Script::default() };
         let limits = Limits { n_pages: 8, n_slots: 4, n_batch: 64, n_outputs: 4 };
         let mock = Mock::new(self.config.clone(), limits, script);
         let tokenizer = Some(self.tokenizer.clone());
@@ -135,13 +138,14 @@ fn rows_that_pad_the_head_are_never_said() {
 struct Only(Vec<u32>);
 
 impl TokenMask for Only {
-    fn allow(&mut self, logits: &mut [f32]) {
+    fn allow(&mut self, logits: &mut [f32]) -> Result<(), String> {
         let allowed = self.0.first().copied();
         for (id, logit) in (0..).zip(logits) {
             if Some(id) != allowed {
                 *logit = f32::NEG_INFINITY;
             }
         }
+        Ok(())
     }
 
     fn accept(&mut self, id: u32) {

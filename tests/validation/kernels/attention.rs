@@ -125,41 +125,51 @@ fn run<D: Device>(device: &D, case: &Case, setup: &Setup<D>) -> Vec<f32> {
     out.read(device)
 }
 
-/// The definition, in f64: softmax over the visible keys and the sink.
-fn expected<D: Device>(case: &Case, setup: &Setup<D>) -> Vec<f64> {
+/// The definition, in f64: softmax over the visible keys and the sink. With each output, `max_j scale·Σ|q·k[j]|`.
+fn expected<D: Device>(case: &Case, setup: &Setup<D>) -> (Vec<f64>, Vec<f64>) {
     let AttentionShape { n_head, n_head_kv, head_dim, scale, window } = case.shape;
     let (d, kv_dim) = (head_dim as usize, (n_head_kv * head_dim) as usize);
-    let mut out = vec![];
+    let (mut out, mut sizes) = (vec![], vec![]);
     for (row, (&pos, &span)) in setup.pos.iter().zip(&setup.span).enumerate() {
         let first = window.map_or(0, |w| (pos + 1).saturating_sub(w)) as usize;
         for head in 0..n_head as usize {
             let q = &setup.q[(row * n_head as usize + head) * d..][..d];
             let at = |t: usize| t * kv_dim + head / (n_head / n_head_kv) as usize * d;
             let (keys, values) = (&setup.keys[span as usize], &setup.values[span as usize]);
-            let score = |t: usize| -> f64 {
-                let k = &keys[at(t)..][..d];
-                q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>() * f64::from(scale)
+            let products = |t: usize| {
+                q.iter().zip(&keys[at(t)..][..d]).map(|(&q, &k)| f64::from(q) * f64::from(k) * f64::from(scale))
             };
-            let scores: Vec<f64> = (first..=pos as usize).map(score).collect();
+            let scores: Vec<f64> = (first..=pos as usize).map(|t| products(t).sum()).collect();
+            let size = (first..=pos as usize).map(|t| products(t).map(f64::abs).sum::<f64>()).fold(0.0, f64::max);
             let sink = case.sinks.as_ref().map_or(f64::NEG_INFINITY, |s| f64::from(s[head]));
             let max = scores.iter().copied().fold(sink, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum::<f64>() + (sink - max).exp();
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
             for e in 0..d {
-                let weighted = |(i, s): (usize, &f64)| (s - max).exp() * f64::from(values[at(first + i) + e]);
-                out.push(scores.iter().enumerate().map(weighted).sum::<f64>() / sum);
+                let weighted = |(i, w): (usize, &f64)| w * f64::from(values[at(first + i) + e]);
+                out.push(weights.iter().enumerate().map(weighted).sum::<f64>() / sum);
+                sizes.push(size);
             }
         }
     }
-    out
+    (out, sizes)
 }
+
+/// Half a unit in the last place of f16, relative.
+const F16_EPS: f64 = 1.0 / 2048.0;
 
 fn check<D: Device>(device: &D, case: &Case) {
     let setup = setup(device, case, &mut Random::new(u64::from(case.shape.head_dim + case.n_split)));
     let actual = run(device, case, &setup);
     // Values are at most 1 and weights sum to 1; a score's error is that of a dot product of head_dim terms
     // below 1 times the scale, and moves its weight by as much; the sum over keys adds a tree's error.
-    let bound = 1e-7 * (f64::from(case.shape.head_dim) * f64::from(case.shape.scale) + 16.0);
-    assert_close("attention", &actual, &expected(case, &setup), |_| bound);
+    let exact = 1e-7 * (f64::from(case.shape.head_dim) * f64::from(case.shape.scale) + 16.0);
+    // With f16, queries are rounded: a score moves by up to F16_EPS·scale·Σ|q·k|, its weight by as much relatively, and
+    // the sum of weights too. Weights are rounded once more.
+    let rounding = |size: f64| if case.half { F16_EPS * (2.0 * size + 1.0) } else { 0.0 };
+    let (expected, sizes) = expected(case, &setup);
+    let what = if case.half { "attention f16" } else { "attention" };
+    assert_close(what, &actual, &expected, |i| exact + rounding(sizes[i]));
     assert_same_bits("attention", &actual, &run(device, case, &setup));
 }
 
@@ -171,44 +181,56 @@ fn sequences(lengths: &[u32]) -> Vec<Sequence> {
     lengths.iter().map(|&n| Sequence { rows: vec![n - 1] }).collect()
 }
 
-/// Lengths around the lane groups, pages and splits; one row a sequence, many sequences.
+/// Lengths around the lane groups, chunks, pages and splits; one row a sequence, many sequences.
 #[test]
 fn lengths_around_every_boundary() {
     fn checks<D: Device>(device: &D) {
-        let lengths = [1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257];
+        let lengths = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 193, 257, 321];
         for (head_dim, n_head, n_head_kv) in [(64, 4, 2), (128, 4, 1), (256, 4, 1)] {
-            for n_split in [1, 3] {
-                let case = Case {
-                    shape: shape(n_head, n_head_kv, head_dim, None),
-                    sequences: sequences(&lengths),
-                    n_split,
-                    sinks: None,
-                    half: n_split == 3,
-                };
-                check(device, &case);
+            for (n_split, half) in [(1, false), (3, false), (1, true), (3, true), (128, true)] {
+                let shape = shape(n_head, n_head_kv, head_dim, None);
+                check(device, &Case { shape, sequences: sequences(&lengths), n_split, sinks: None, half });
             }
         }
     }
     on_devices!(checks);
 }
 
-/// More splits than keys leaves some empty: they must not turn into NaN.
+/// One block takes eight heads of a key head: fewer, as many, and more.
+#[test]
+fn query_heads_for_each_key_head() {
+    fn checks<D: Device>(device: &D) {
+        for (n_head, n_head_kv) in [(2, 2), (4, 2), (3, 1), (8, 2), (7, 1), (8, 1), (16, 2), (9, 1), (16, 1)] {
+            for half in [false, true] {
+                let shape = shape(n_head, n_head_kv, 64, None);
+                let sequences = sequences(&[70, 200]);
+                check(device, &Case { shape, sequences, n_split: 2, sinks: None, half });
+            }
+        }
+    }
+    on_devices!(checks);
+}
+
+/// More splits than keys leaves some empty, which are not to be read. Windows end within chunks and across pages.
 #[test]
 fn empty_splits_windows_and_sinks() {
     fn checks<D: Device>(device: &D) {
-        for window in [None, Some(1), Some(16), Some(128)] {
-            let case = Case {
-                shape: shape(8, 2, 64, window),
-                sequences: vec![
-                    Sequence { rows: (0..5).collect() },
-                    Sequence { rows: vec![126, 127, 128] },
-                    Sequence { rows: vec![15, 16] },
-                ],
-                n_split: 7,
-                sinks: Some(vec![0.0, 1.5, -3.0, f32::NEG_INFINITY, 30.0, 0.1, -0.1, 2.0]),
-                half: false,
-            };
-            check(device, &case);
+        for window in [None, Some(1), Some(16), Some(17), Some(100), Some(128)] {
+            for half in [false, true] {
+                let case = Case {
+                    shape: shape(8, 2, 64, window),
+                    sequences: vec![
+                        Sequence { rows: (0..5).collect() },
+                        Sequence { rows: vec![126, 127, 128] },
+                        Sequence { rows: vec![15, 16] },
+                        Sequence { rows: vec![263] },
+                    ],
+                    n_split: 7,
+                    sinks: Some(vec![0.0, 1.5, -3.0, f32::NEG_INFINITY, 30.0, 0.1, -0.1, 2.0]),
+                    half,
+                };
+                check(device, &case);
+            }
         }
     }
     on_devices!(checks);

@@ -9,6 +9,7 @@ mod attention;
 mod bench;
 mod elementwise;
 mod embedding;
+mod feed;
 mod ffn;
 mod formats;
 mod matvec;

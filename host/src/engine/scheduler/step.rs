@@ -12,28 +12,29 @@ use crate::engine::sampler::SampleError;
 use crate::engine::sequence::{Goal, Sequence};
 
 /// A batch and whose rows it has.
+#[derive(Default)]
 pub(super) struct Plan {
-    batch: Batch,
-    /// Whether the token with the largest logit is all that any of the outputs has to give.
-    argmax: bool,
+    pub(super) batch: Batch,
+    /// Whether an output needs its logits on the host.
+    pub(super) wants_logits: bool,
     pub(super) members: Vec<Member>,
 }
 
 /// The next token of a request, or why it has none.
-type Chosen = (RequestId, Result<SampledToken, SampleError>);
+pub(super) type Chosen = (RequestId, Result<SampledToken, SampleError>);
 
 /// A sequence's part of a [`Plan`].
 pub(super) struct Member {
-    id: RequestId,
-    rows: u32,
+    pub(super) id: RequestId,
+    pub(super) rows: u32,
     /// Whether its last row has logits.
-    output: bool,
+    pub(super) output: bool,
 }
 
 impl Scheduler {
     /// The next batch: of replies, or of embeddings.
     pub(super) fn plan(&mut self, embeddings: bool) -> Plan {
-        let mut plan = Plan { batch: Batch::default(), argmax: true, members: Vec::new() };
+        let mut plan = Plan::default();
         let mut room = self.n_batch;
         let mut failed = Vec::new();
         for decoding in [true, false] {
@@ -61,7 +62,7 @@ impl Scheduler {
     }
 
     /// Gives a sequence the pages for `rows` more positions. They were reserved, so there are enough.
-    fn grow(&mut self, i: usize, rows: u32) -> bool {
+    pub(super) fn grow(&mut self, i: usize, rows: u32) -> bool {
         let needed = (self.running[i].computed + rows).div_ceil(PAGE_TOKENS) as usize;
         let held = &mut self.running[i].held;
         while held.pages.len() < needed {
@@ -76,10 +77,10 @@ impl Scheduler {
         true
     }
 
-    /// Runs a batch of replies, chooses their tokens and ends those that are complete.
-    pub(super) fn run(&mut self, plan: &Plan) {
+    /// Takes the results of a step: its tokens, and the end of the sequences that are complete.
+    pub(super) fn settle(&mut self, plan: &Plan, chosen: Result<Vec<Chosen>, String>) {
         self.stats.steps += 1;
-        let chosen = match self.compute(plan) {
+        let chosen = match chosen {
             Ok(chosen) => chosen,
             Err(why) => return self.fail(plan, &why),
         };
@@ -101,22 +102,10 @@ impl Scheduler {
         }
     }
 
-    /// Runs the model and chooses a token for every output, on the device if it can and no request needs more.
-    fn compute(&mut self, plan: &Plan) -> Result<Vec<Chosen>, String> {
-        let n_outputs = plan.batch.outputs.len();
-        if plan.argmax
-            && let Some(done) = self.executor.forward_argmax(&plan.batch, self.n_tokens, &mut self.chosen)
-        {
-            done.map_err(|e| e.to_string())?;
-            if self.chosen.len() != n_outputs {
-                return Err("the model returned too few or too many tokens".to_owned());
-            }
-            let ids = plan.members.iter().filter(|m| m.output).map(|m| m.id);
-            let token = |&id| if id < self.n_tokens { Ok(SampledToken::bare(id)) } else { Err(SampleError::Broken) };
-            return Ok(ids.zip(self.chosen.iter().map(token)).collect());
-        }
+    /// Runs the model and chooses a token for every output.
+    pub(super) fn compute(&mut self, plan: &Plan) -> Result<Vec<Chosen>, String> {
         self.executor.forward(&plan.batch, &mut self.output).map_err(|e| e.to_string())?;
-        if self.output.len() != n_outputs * self.n_vocab as usize {
+        if self.output.len() != plan.batch.outputs.len() * self.n_vocab as usize {
             return Err("the model returned logits of the wrong shape".to_owned());
         }
         Ok(self.sample(plan))
@@ -214,7 +203,7 @@ impl Plan {
         self.batch.spans.push(Span { slot: sequence.held.slot, start, rows, pages });
         let output = !sequence.wants_embedding() && rows == sequence.pending();
         if output {
-            self.argmax &= sequence.takes_argmax();
+            self.wants_logits |= !sequence.only_draws();
             self.batch.outputs.push(self.batch.tokens.len() as u32 - 1);
         }
         self.members.push(Member { id: sequence.id, rows, output });

@@ -100,7 +100,7 @@ impl BackendOptions {
 }
 
 /// A rotation's frequencies in radians a position, and the same in turns on the device.
-type RopeTurns<D> = (Vec<f32>, Arc<Buffer<D, u64>>);
+type RopeTurns<D> = (Vec<f64>, Arc<Buffer<D, u64>>);
 
 /// Runs models on a device.
 pub struct GpuBackend<D: Device> {
@@ -170,7 +170,7 @@ impl<D: Device> GpuBackend<D> {
         if let Some((_, turns)) = self.ropes.iter().find(|(inv_freq, _)| *inv_freq == rope.inv_freq) {
             return Ok(Arc::clone(turns));
         }
-        let turns = super::ops::turns(rope.inv_freq.iter().map(|f| f64::from(*f)));
+        let turns = super::ops::turns(rope.inv_freq.iter().copied());
         let on_device = self.keep("rope frequencies", turns.len())?;
         self.device.upload(on_device.slice(), &turns).map_err(device_error)?;
         self.ropes.push((rope.inv_freq.clone(), Arc::clone(&on_device)));

@@ -9,8 +9,8 @@ use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
 use super::{Activations, GpuBackend, device_error, op_error};
 use crate::backend::{
-    self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing, Result,
-    Rope, RouterRule,
+    self as api, AttentionShape, Backend, CacheShape, Choose, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing,
+    Result, Rope, RouterRule,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
@@ -85,7 +85,7 @@ impl<D: Device> Backend for GpuBackend<D> {
     }
 
     fn batch(&mut self, batch: &api::Batch) -> Result<Batch<D>> {
-        self.upload_batch(batch)
+        self.upload_batch(batch, &Choose::default())
     }
 
     fn read(&mut self, x: &Tensor<D>, rows: u32, out: &mut Vec<f32>) -> Result {
@@ -97,7 +97,11 @@ impl<D: Device> Backend for GpuBackend<D> {
     }
 
     fn run_recorded(&mut self, batch: &Batch<D>, kind: u32, step: impl FnOnce(&mut Self) -> Result + Send) -> Result {
-        self.run_or_replay(batch, kind, step)
+        let done = self.run_or_replay(batch, kind, step);
+        if done.is_err() {
+            self.forget_batch();
+        }
+        done
     }
 
     fn set_profiling(&mut self, on: bool) {
@@ -110,14 +114,26 @@ impl<D: Device> Backend for GpuBackend<D> {
         Ok(Some(Measured { kernels, moved_bytes: std::mem::take(&mut self.moved_bytes) }))
     }
 
-    const HAS_ARGMAX: bool = true;
+    const CHOOSES: bool = true;
 
-    fn argmax(&mut self, logits: &Tensor<D>, n_tokens: u32, batch: &Batch<D>) -> Result {
-        self.choose(logits, n_tokens, batch.shape.outputs)
+    fn choosing_batch(&mut self, batch: &api::Batch, choose: &Choose) -> Result<Batch<D>> {
+        self.upload_batch(batch, choose)
     }
 
-    fn read_argmax(&mut self, n: u32, ids: &mut Vec<u32>) -> Result {
-        self.read_chosen(n, ids)
+    fn feed(&mut self, batch: &Batch<D>) -> Result {
+        self.feed_chosen(batch)
+    }
+
+    fn choose(&mut self, logits: &Tensor<D>, n_tokens: u32, batch: &Batch<D>) -> Result {
+        self.choose_tokens(logits, n_tokens, batch)
+    }
+
+    fn queue_chosen(&mut self, n: u32) -> Result {
+        self.push_chosen(n)
+    }
+
+    fn read_chosen(&mut self, ids: &mut Vec<u32>) -> Result {
+        self.pop_chosen(ids)
     }
 
     fn embed(&mut self, out: &mut Tensor<D>, table: &Matrix<D>, batch: &Batch<D>) -> Result {

@@ -1,7 +1,7 @@
 //! Launchers of the paged cache's writes and of attention.
 
 use cuda_std::launch::Launch;
-use gpu_kernels::kernels::attention::{self as kernels, AttentionParams, MERGE_THREADS, THREADS};
+use gpu_kernels::kernels::attention::{AttentionParams, SPLIT_KEYS, decode, exact, merge};
 use gpu_kernels::kernels::kv_cache::{self, PAGE_TOKENS};
 
 use super::{Check, Result};
@@ -121,7 +121,7 @@ pub unsafe fn kv_cache_write<D: Device>(
 /// Room for the open softmaxes of a batch, between attention and its merge.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials<'a> {
-    /// `[rows, n_head, n_split, head_dim]`.
+    /// `[rows, n_head, n_split, head_dim]`; splits without keys are not written.
     pub out: Slice<'a, f32>,
     /// `[rows, n_head, n_split, 2]`.
     pub max_sum: Slice<'a, f32>,
@@ -134,23 +134,22 @@ pub fn takes_head_dim(head_dim: u32) -> bool {
     matches!(head_dim, 64 | 128 | 256)
 }
 
-/// Parts to split the keys of each row into, so that the grid fills the device about twice; at least
-/// [`MIN_SPLIT_KEYS`] keys a part. It depends on the shape alone, so that a captured launch stays right.
+/// Parts to split the keys of each row into, so that the grid fills the device several times over: lengths differ,
+/// and a long sequence's blocks are to find room when short ones have ended. It depends on the shape alone, so that a
+/// captured launch stays right.
 pub fn n_split(properties: &Properties, rows: u32, shape: &AttentionShape, max_keys: u32) -> u32 {
-    let blocks = rows.saturating_mul(shape.n_head / heads_per_block(shape)).max(1);
-    let keys = shape.window.map_or(max_keys, |window| window.min(max_keys));
-    let wanted = (2 * properties.n_sm).div_ceil(blocks);
-    wanted.clamp(1, keys.div_ceil(MIN_SPLIT_KEYS).clamp(1, MAX_SPLIT))
+    let per_row = shape.n_head_kv * blocks_per_kv(shape);
+    let keys = shape.window.map_or(max_keys, |window| window.saturating_add(SPLIT_KEYS).min(max_keys));
+    let wanted = (BLOCKS_PER_SM * properties.n_sm).div_ceil(rows.saturating_mul(per_row).max(1));
+    wanted.clamp(1, keys.div_ceil(SPLIT_KEYS).clamp(1, merge::MAX_SPLIT))
 }
 
-/// Fewer keys a part do not pay for the merge.
-const MIN_SPLIT_KEYS: u32 = 64;
-/// More parts make the merge the longer half.
-const MAX_SPLIT: u32 = 64;
+/// Blocks wanted for each multiprocessor. Two of head size 256 are there at a time.
+const BLOCKS_PER_SM: u32 = 8;
 
-/// Query heads that a block takes: as many as share a key head, of those there are kernels for.
-fn heads_per_block(shape: &AttentionShape) -> u32 {
-    if (shape.n_head / shape.n_head_kv).is_multiple_of(4) { 4 } else { 1 }
+/// Blocks for the query heads of one key head.
+fn blocks_per_kv(shape: &AttentionShape) -> u32 {
+    (shape.n_head / shape.n_head_kv).div_ceil(decode::HEADS)
 }
 
 /// Grouped-query attention of `q`, `[rows, n_head, head_dim]`, over the pages; `out` has `q`'s shape.
@@ -178,14 +177,15 @@ pub unsafe fn attention<D: Device>(
     check.that("head_dim", takes_head_dim(head_dim), "has no attention kernel: 64, 128 and 256 have")?;
     check.that("n_head", n_head_kv > 0 && n_head.is_multiple_of(n_head_kv), "is no multiple of n_head_kv")?;
     check.grid_yz("n_head", n_head)?;
-    check.that("n_split", n_split > 0, "is 0")?;
-    check.grid_yz("n_split", n_split)?;
+    check.that("n_split", (1..=merge::MAX_SPLIT).contains(&n_split), "is 0 or more than 128")?;
     for slice in [q, out, partials.out, partials.max_sum].into_iter().chain(sinks) {
         device.check_owner(slice)?;
     }
     let heads = rows as usize * n_head as usize;
     let len = heads * head_dim as usize;
-    check.aligned("q", q, 16)?;
+    for (name, slice) in [("q", q), ("out", out), ("partials", partials.out), ("partials", partials.max_sum)] {
+        check.aligned(name, slice, 16)?;
+    }
     check.that("q", q.len() == len, "has not rows·n_head·head_dim elements")?;
     check.that("out", out.len() == len, "has not rows·n_head·head_dim elements")?;
     check.that("partials", partials.out.len() >= len * n_split as usize, "has too few elements")?;
@@ -197,7 +197,6 @@ pub unsafe fn attention<D: Device>(
         return Ok(());
     }
 
-    let per_block = heads_per_block(shape);
     let params = AttentionParams {
         n_head,
         n_head_kv,
@@ -205,36 +204,47 @@ pub unsafe fn attention<D: Device>(
         window: shape.window.unwrap_or(0),
         max_pages: at.max_pages,
     };
-    let launch =
-        Launch::grid([rows, n_head / per_block, n_split], THREADS).shared(kernels::shared_bytes(head_dim, per_block));
     let (pos, span, pages) = (at.pos.ptr(), at.span.ptr(), at.page_table.ptr());
     let (part, max_sum) = (partials.out.ptr_mut(), partials.max_sum.ptr_mut());
-    macro_rules! launch {
-        ($kc:ident, $vc:ident: $($d:literal, $h:literal => $name:ident;)+) => {
-            match (head_dim, per_block) {
-                // SAFETY: lengths and alignment were checked above; the pages are the caller's promise.
-                $(($d, $h) => unsafe {
-                    let args = (q.ptr(), $kc.ptr(), $vc.ptr(), pos, span, pages, part, max_sum, params);
-                    device.launch(kernels::$name, launch, args)?;
-                },)+
-                _ => return check.fail("head_dim", "has no attention kernel"),
-            }
-        };
-    }
     match (k_cache, v_cache) {
-        (KvSlice::F32(kc), KvSlice::F32(vc)) => launch!(kc, vc:
-            64, 1 => attention_f32_d64_h1; 64, 4 => attention_f32_d64_h4;
-            128, 1 => attention_f32_d128_h1; 128, 4 => attention_f32_d128_h4;
-            256, 1 => attention_f32_d256_h1; 256, 4 => attention_f32_d256_h4;),
-        (KvSlice::F16(kc), KvSlice::F16(vc)) => launch!(kc, vc:
-            64, 1 => attention_f16_d64_h1; 64, 4 => attention_f16_d64_h4;
-            128, 1 => attention_f16_d128_h1; 128, 4 => attention_f16_d128_h4;
-            256, 1 => attention_f16_d256_h1; 256, 4 => attention_f16_d256_h4;),
+        (KvSlice::F16(kc), KvSlice::F16(vc)) => {
+            let launch = Launch::grid([rows, n_head_kv * blocks_per_kv(shape), n_split], decode::THREADS)
+                .shared(decode::shared_bytes(head_dim));
+            let args = (q.ptr(), kc.ptr(), vc.ptr(), pos, span, pages, part, max_sum, params);
+            // SAFETY: lengths and alignment were checked above; the pages are the caller's promise.
+            unsafe {
+                match head_dim {
+                    64 => device.launch(decode::attention_decode_d64, launch, args)?,
+                    128 => device.launch(decode::attention_decode_d128, launch, args)?,
+                    _ => device.launch(decode::attention_decode_d256, launch, args)?,
+                }
+            }
+        }
+        (KvSlice::F32(kc), KvSlice::F32(vc)) => {
+            let per_block = if (n_head / n_head_kv).is_multiple_of(4) { 4 } else { 1 };
+            let launch = Launch::grid([rows, n_head / per_block, n_split], exact::THREADS)
+                .shared(exact::shared_bytes(head_dim, per_block));
+            let args = (q.ptr(), kc.ptr(), vc.ptr(), pos, span, pages, part, max_sum, params);
+            // SAFETY: as above.
+            unsafe {
+                match (head_dim, per_block) {
+                    (64, 1) => device.launch(exact::attention_f32_d64_h1, launch, args)?,
+                    (64, _) => device.launch(exact::attention_f32_d64_h4, launch, args)?,
+                    (128, 1) => device.launch(exact::attention_f32_d128_h1, launch, args)?,
+                    (128, _) => device.launch(exact::attention_f32_d128_h4, launch, args)?,
+                    (_, 1) => device.launch(exact::attention_f32_d256_h1, launch, args)?,
+                    (..) => device.launch(exact::attention_f32_d256_h4, launch, args)?,
+                }
+            }
+        }
         _ => return check.fail("v_cache", "has another type than k_cache"),
     }
     let sinks = sinks.map_or(std::ptr::null(), Slice::ptr);
-    let args = (part.cast_const(), max_sum.cast_const(), sinks, out.ptr_mut(), n_head, head_dim, n_split);
+    let (part, max_sum) = (part.cast_const(), max_sum.cast_const());
+    let args = (part, max_sum, pos, sinks, out.ptr_mut(), n_head, head_dim, n_split, params.window);
+    let launch = Launch::grid([heads as u32, head_dim.div_ceil(merge::BLOCK_ELEMS), 1], merge::THREADS)
+        .shared(merge::SHARED_BYTES);
     // SAFETY: the partials were just queued; lengths were checked above; a block a head.
-    unsafe { device.launch(kernels::attention_merge, Launch::linear(heads as u32, MERGE_THREADS), args)? };
+    unsafe { device.launch(merge::attention_merge, launch, args)? };
     Ok(())
 }

@@ -12,6 +12,7 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod expert_down;
+mod feed;
 mod gate_up;
 mod matrix;
 mod matvec;
@@ -40,6 +41,7 @@ pub use elementwise::{
 };
 pub use embedding::embedding;
 pub use expert_down::{ExpertDown, SharedDown, expert_down, takes_expert_down};
+pub use feed::{Fed, NOT_FED, feed};
 pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_routing};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
@@ -50,7 +52,7 @@ pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
-pub use sample::sample;
+pub use sample::{SampleRoom, sample, sample_params};
 pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
 
 /// The result of a launcher.

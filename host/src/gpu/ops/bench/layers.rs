@@ -4,10 +4,9 @@
 //! chain of launches, as one graph where there are graphs.
 
 use gpu_kernels::kernels::rope::RopeParams;
-use gpu_kernels::kernels::sample::SampleParams;
 
 use super::{Bench, Result};
-use crate::backend::{AttentionShape, DeltaNetShape, GatedAct, PAGE_TOKENS, RouterRule};
+use crate::backend::{AttentionShape, DeltaNetShape, Draw, GatedAct, PAGE_TOKENS, RouterRule};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Buffer;
 use crate::gpu::ops;
@@ -180,10 +179,16 @@ impl<D: Device> Bench<'_, D> {
             let parts = ops::Parts { value: value.slice(), index: index.slice() };
             ops::argmax(d, logits.slice(), parts, token.slice(), n_vocab)
         })?;
-        for (name, top_k, top_p) in [("sample, top-k 40", 40, 1.0), ("sample, top-p 0.9", 0, 0.9)] {
-            let p = SampleParams { inv_temperature: 1.25, top_k, top_p, min_p: 0.05, uniform: 0.5 };
-            let p = self.device.alloc_from(&[p])?;
-            self.chain(name, &shape, |d| ops::sample(d, logits.slice(), p.slice(), token.slice(), n_vocab))?;
+        let room = ops::SampleRoom::new(self.device, 1, n_vocab)?;
+        for (name, top_k, top_p) in [
+            ("sample", 0, 1.0),
+            ("sample, top-k 40", 40, 1.0),
+            ("sample, top-p 0.9", 0, 0.9),
+            ("sample, top-k 40, top-p 0.9", 40, 0.9),
+        ] {
+            let draw = Draw { temperature: 0.8, top_k, top_p, min_p: 0.05, uniform: 1 << 63 };
+            let p = self.device.alloc_from(&[ops::sample_params(&draw)])?;
+            self.chain(name, &shape, |d| ops::sample(d, logits.slice(), p.slice(), &room, token.slice(), n_vocab))?;
         }
         Ok(())
     }

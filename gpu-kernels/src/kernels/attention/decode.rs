@@ -1,0 +1,314 @@
+//! Attention for few rows a sequence: keys split over blocks, an f16 cache, tensor cores.
+//!
+//! A block takes up to eight query heads of one row that share a key head, so keys and values are read once for
+//! them, and the keys of one split. Its warps take chunks of 16 keys in turn, each on its own: copies to shared
+//! memory run ahead, keys and values of a chunk one after the other in a ring of tiles, and no warp waits for
+//! another before the end, where they merge.
+//!
+//! The tensor cores multiply 16 rows; the heads are rows 0 to 7 and the others zero. Queries, scaled, and softmax
+//! weights are rounded to f16 for that, as keys and values are; sums are f32.
+
+use super::tile::{Pages, Tile};
+use super::{AttentionParams, CHUNK, Keys, SPLIT_KEYS, weight};
+use cuda_std::{cp_async, mma, pdl, prelude::*};
+
+/// Warps a block.
+const WARPS: u32 = SPLIT_KEYS / CHUNK;
+/// Lanes a block.
+pub const THREADS: u32 = WARPS * warp::WARP_SIZE;
+/// Query heads a block.
+pub const HEADS: u32 = 8;
+/// Elements between the heads' rows when warps merge, beyond their own: it puts them in different banks.
+const PAD: u32 = 8;
+
+/// Tiles of a warp that are on their way while one is used. With three tiles of 8 KiB, blocks of heads of 256 fit
+/// into the 99 KiB that the smaller GPUs have.
+const fn ahead(head_dim: u32) -> u32 {
+    if head_dim > 128 { 2 } else { 3 }
+}
+
+/// Bytes of shared memory: a ring of tiles for each warp.
+pub const fn shared_bytes(head_dim: u32) -> u32 {
+    let ring = WARPS * (ahead(head_dim) + 1) * CHUNK * head_dim * 2;
+    assert!(ring >= WARPS * HEADS * (head_dim + PAD + 2) * 4, "the warps' results take the ring's place");
+    ring
+}
+
+/// The open softmax of eight heads over a warp's keys. A lane has head `lane / 4`, and of the output two neighbouring
+/// dimensions of each eight.
+struct Partial<const K: usize> {
+    max: f32,
+    /// This lane's part of the sum.
+    sum: f32,
+    out: [[[f32; 2]; 2]; K],
+}
+
+/// `D = A·B + C` for the first eight rows of A, the others being zero.
+///
+/// # Safety
+/// Every lane of the warp comes here.
+#[inline(always)]
+unsafe fn mma_8(a: [u32; 2], b: [u32; 2], c: [f32; 2]) -> [f32; 2] {
+    // SAFETY: the caller's promise.
+    let [x, y, _, _] = unsafe { mma::m16n8k16_f16([a[0], 0, a[1], 0], b, [c[0], c[1], 0.0, 0.0]) };
+    [x, y]
+}
+
+/// The scores of 16 keys, from `chunk` on, for the lane's head: two of the first eight, two of the others. Keys outside of
+/// `begin .. end` get −∞.
+///
+/// # Safety
+/// Every lane of the warp comes here; the tile has 16 keys.
+#[inline(always)]
+unsafe fn scores<const K: usize>(
+    query: &[[u32; 2]; K],
+    keys: Tile<K>,
+    chunk: u32,
+    (begin, end): (u32, u32),
+) -> [f32; 4] {
+    // Even and odd steps have sums of their own: a sum waits for the one before it.
+    let mut sums = [[[0.0f32; 2]; 2]; 2];
+    let mut k = 0;
+    while k < K {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let b = keys.keys(k as u32);
+            sums[k % 2][0] = mma_8(query[k], b[0], sums[k % 2][0]);
+            sums[k % 2][1] = mma_8(query[k], b[1], sums[k % 2][1]);
+        }
+        k += 1;
+    }
+    core::array::from_fn(|i| {
+        let key = chunk + 8 * (i as u32 / 2) + 2 * (warp::lane_id() % 4) + i as u32 % 2;
+        let score = sums[0][i / 2][i % 2] + sums[1][i / 2][i % 2];
+        if begin <= key && key < end { score } else { f32::NEG_INFINITY }
+    })
+}
+
+impl<const K: usize> Partial<K> {
+    const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, out: [[[0.0; 2]; 2]; K] };
+
+    /// Makes room for scores: the weights `e^(score − max)` of 16 keys as fragment A, and what to multiply the output by.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here; a score of each head is above −∞.
+    #[inline(always)]
+    unsafe fn weigh(&mut self, scores: [f32; 4]) -> ([u32; 2], f32) {
+        let mut max = math::max(math::max(scores[0], scores[1]), math::max(scores[2], scores[3]));
+        // SAFETY: the caller's promise. The four lanes of a head exchange.
+        unsafe {
+            max = math::max(max, warp::shuffle_xor(max, 1));
+            max = math::max(max, warp::shuffle_xor(max, 2));
+        }
+        max = math::max(max, self.max);
+        let kept = math::exp(self.max - max);
+        let w = scores.map(|score| math::exp(score - max));
+        self.sum = math::fma(self.sum, kept, (w[0] + w[1]) + (w[2] + w[3]));
+        self.max = max;
+        ([convert::pack_f16x2(w[0], w[1]), convert::pack_f16x2(w[2], w[3])], kept)
+    }
+
+    /// `out = kept·out + weights·values`.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here; the tile has 16 values.
+    #[inline(always)]
+    unsafe fn add(&mut self, weights: [u32; 2], kept: f32, values: Tile<K>) {
+        let mut k = 0;
+        while k < K {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let b = values.values(k as u32);
+                self.out[k][0] = mma_8(weights, b[0], self.out[k][0].map(|x| x * kept));
+                self.out[k][1] = mma_8(weights, b[1], self.out[k][1].map(|x| x * kept));
+            }
+            k += 1;
+        }
+    }
+}
+
+/// The fragment A of up to eight heads' queries, times `scale`: `heads` rows of `q`, the others zero.
+///
+/// # Safety
+/// `q` has `heads` rows of `16·K` elements, 8-byte aligned.
+#[inline(always)]
+unsafe fn load_queries<const K: usize>(q: *const f32, heads: u32, scale: f32) -> [[u32; 2]; K] {
+    let (head, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
+    let live = head < heads;
+    let q = if live { q.wrapping_add(head as usize * 16 * K) } else { q };
+    core::array::from_fn(|k| {
+        core::array::from_fn(|j| {
+            // SAFETY: the element is in the row of a head that is there.
+            let v = unsafe { ld(q.add(16 * k + 8 * j + 2 * pair as usize).cast::<F32x2>()) };
+            if live { convert::pack_f16x2(v.x * scale, v.y * scale) } else { 0 }
+        })
+    })
+}
+
+/// One body for every head size, `16·K`.
+///
+/// # Safety
+/// As [`attention_decode_d64`]; `AHEAD` is [`ahead`] of the head size.
+#[inline(always)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
+)]
+unsafe fn attention<const K: usize, const AHEAD: u32>(
+    q: *const f32,
+    k_cache: *const u16,
+    v_cache: *const u16,
+    pos: *const u32,
+    span: *const u32,
+    page_table: *const u32,
+    partial_out: *mut f32,
+    partial_max_sum: *mut f32,
+    p: AttentionParams,
+) {
+    let head_dim = 16 * K as u32;
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
+    let (row, split, n_split) = (thread::block_idx_x(), thread::block_idx_z(), thread::grid_dim_z());
+    let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
+    // SAFETY: the launcher checks that there are heads, `n_head` a multiple of `n_head_kv`; the rest is within the
+    // caller's extents. Each warp has a ring of its own, and uses a tile after its copies have arrived.
+    unsafe {
+        let per_kv = math::div_rem(p.n_head, p.n_head_kv).0;
+        let (head_kv, part) = math::div_rem(thread::block_idx_y(), per_kv.div_ceil(HEADS));
+        let first_head = head_kv * per_kv + part * HEADS;
+        let heads = (per_kv - part * HEADS).min(HEADS);
+
+        let keys = Keys::new(ld(pos.add(row as usize)), p.window, n_split);
+        let (from, end) = keys.split(split);
+        if from >= end {
+            return; // the whole block
+        }
+        let seen = (keys.begin, end);
+        let stride = p.n_head_kv as usize * head_dim as usize;
+        let table = page_table.add(ld(span.add(row as usize)) as usize * p.max_pages as usize);
+        let head = head_kv as usize * head_dim as usize;
+        let caches = [k_cache.add(head), v_cache.add(head)].map(|head| Pages { head, table, stride });
+
+        let ring = warp * (AHEAD + 1) * Tile::<K>::CHUNK_BYTES;
+        let tile = |slot: u32| Tile::<K>::at(ring + slot * Tile::<K>::CHUNK_BYTES);
+        let after = |slot: u32| if slot == AHEAD { 0 } else { slot + 1 };
+        // What is copied next: keys, then values of a chunk, to the slot that was used longest ago.
+        let (mut next, mut next_is_v, mut next_slot) = (from + warp * CHUNK, false, 0);
+        let mut copy_next = || {
+            if next < end {
+                tile(next_slot).copy_chunk(if next_is_v { caches[1] } else { caches[0] }, next, seen.0, seen.1);
+            }
+            cp_async::commit();
+            next += if next_is_v { SPLIT_KEYS } else { 0 };
+            next_is_v = !next_is_v;
+            next_slot = after(next_slot);
+        };
+        let mut i = 0;
+        while i < AHEAD {
+            copy_next();
+            i += 1;
+        }
+        // The next tile in order, after its copies have arrived.
+        let mut slot = AHEAD;
+        let mut arrived = || {
+            warp::sync_warp(warp::FULL_MASK); // all lanes are done with the tile that is copied over
+            copy_next();
+            cp_async::wait::<AHEAD>();
+            warp::sync_warp(warp::FULL_MASK); // what other lanes copied is there as well
+            slot = after(slot);
+            tile(slot)
+        };
+
+        let q = q.add((row as usize * p.n_head as usize + first_head as usize) * head_dim as usize);
+        let query = load_queries::<K>(q, heads, p.scale);
+        let mut partial = Partial::<K>::EMPTY;
+        let mut chunk = from + warp * CHUNK;
+        while chunk < end {
+            let scores = scores(&query, arrived(), chunk, seen);
+            let (weights, kept) = partial.weigh(scores);
+            partial.add(weights, kept, arrived());
+            chunk += SPLIT_KEYS;
+        }
+        // A head's lanes add up.
+        let mut sum = partial.sum;
+        sum += warp::shuffle_xor(sum, 1);
+        sum += warp::shuffle_xor(sum, 2);
+
+        cp_async::wait::<0>();
+        thread::sync_threads(); // no warp uses its ring any more
+        let row_elems = head_dim + PAD;
+        let shared_out = dynamic::<f32>(0);
+        let shared_max_sum = shared_out.add(WARPS * HEADS * row_elems).cast::<F32x2>();
+        let mine = warp * HEADS + lane / 4;
+        let mut k = 0;
+        while k < K {
+            let to = mine * row_elems + 16 * k as u32 + 2 * (lane % 4);
+            let [[a, b], [c, d]] = partial.out[k];
+            shared_out.cast::<F32x2>().set(to / 2, F32x2 { x: a, y: b });
+            shared_out.cast::<F32x2>().set(to / 2 + 4, F32x2 { x: c, y: d });
+            k += 1;
+        }
+        if lane % 4 == 0 {
+            shared_max_sum.set(mine, F32x2 { x: partial.max, y: sum });
+        }
+        thread::sync_threads(); // every warp's softmax is written before they are merged
+
+        // Four elements a lane, warps in order.
+        let mut i = thread::thread_idx_x();
+        while i < heads * (head_dim / 4) {
+            let (head, vec) = (i / (head_dim / 4), i % (head_dim / 4));
+            let of: [F32x2; WARPS as usize] = core::array::from_fn(|w| shared_max_sum.get(w as u32 * HEADS + head));
+            let max = of.iter().fold(f32::NEG_INFINITY, |max, of| math::max(max, of.x));
+            let (mut sum, mut out) = (0.0, [0.0f32; 4]);
+            let mut w = 0;
+            while w < WARPS {
+                let weight = weight(of[w as usize].x, max);
+                sum = math::fma(weight, of[w as usize].y, sum);
+                let v = shared_out.add((w * HEADS + head) * row_elems).cast::<F32x4>().get(vec).to_array();
+                out = core::array::from_fn(|e| math::fma(weight, v[e], out[e]));
+                w += 1;
+            }
+            let head = row as usize * p.n_head as usize + (first_head + head) as usize;
+            let to = head * n_split as usize + split as usize;
+            st(partial_out.add(to * head_dim as usize).cast::<F32x4>().add(vec as usize), F32x4::from_array(out));
+            if vec == 0 {
+                st(partial_max_sum.cast::<F32x2>().add(to), F32x2 { x: max, y: sum });
+            }
+            i += THREADS;
+        }
+    }
+}
+
+macro_rules! entries {
+    ($($name:ident: $head_dim:literal, $blocks:literal;)+) => {$(
+        #[doc = concat!("Attention over one split, head size ", stringify!($head_dim), ", f16 cache.")]
+        ///
+        /// Launch: grid `[rows, n_head_kv·ceil(n_head / n_head_kv / HEADS), n_split]`, block [`THREADS`], shared
+        /// memory [`shared_bytes`]`(head_dim)`. May be launched dependent.
+        ///
+        /// # Safety
+        /// `n_head` is a multiple of `n_head_kv`. `q` is `[rows, n_head, head_dim]`, 16-byte aligned, like the caches
+        /// `[pages, PAGE_TOKENS, n_head_kv, head_dim]`; `partial_out` is `[rows, n_head, n_split, head_dim]`, 16-byte
+        /// aligned, `partial_max_sum` `[rows, n_head, n_split, 2]`, 8-byte aligned, both only written for splits with
+        /// keys; `pos` and `span` have `rows` elements; the span's row of `page_table` names pages of the caches for
+        /// all positions up to `pos`, which are written.
+        #[kernel(max_threads = 128, min_blocks = $blocks)]
+        pub unsafe fn $name(
+            q: *const f32, k_cache: *const u16, v_cache: *const u16, pos: *const u32, span: *const u32,
+            page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
+        ) {
+            // SAFETY: the caller's promise is the same.
+            unsafe {
+                attention::<{ $head_dim / 16 }, { ahead($head_dim) }>(
+                    q, k_cache, v_cache, pos, span, page_table, partial_out, partial_max_sum, p,
+                )
+            }
+        }
+    )+};
+}
+
+entries! {
+    attention_decode_d64: 64, 4;
+    attention_decode_d128: 128, 3;
+    attention_decode_d256: 256, 2;
+}
