@@ -77,8 +77,8 @@ fn the_convolution_rolls_its_state() {
             .unwrap();
         }
         // Four products below 1.
-        assert_close("conv", &out_dev.read(device), &out, |i| 4e-7 + 1e-6 * out[i].abs());
-        assert_close("conv state", &state_dev.read(device), &state, |_| 0.0);
+        assert_close("ssm_conv1d", &out_dev.read(device), &out, |i| 4e-7 + 1e-6 * out[i].abs());
+        assert_close("ssm_conv1d state", &state_dev.read(device), &state, |_| 0.0);
     }
     on_devices!(check);
 }
@@ -228,7 +228,7 @@ fn the_gated_norm_is_per_head() {
                     f64::from(x[i]) / (mean + 1e-6).sqrt() * f64::from(w[i % d]) * z * sigmoid(z)
                 })
                 .collect();
-            assert_close("gated norm", &out.read(device), &expected, |i| 2e-6 * expected[i].abs());
+            assert_close("ssm_gated_norm", &out.read(device), &expected, |i| 2e-6 * expected[i].abs());
         }
     }
     on_devices!(check);

@@ -7,10 +7,10 @@ use super::batch::Batch;
 use super::cache::Cache;
 use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
-use super::{Activations, GpuBackend, device_error, op_error};
+use super::{Activations, GpuBackend, op_error};
 use crate::backend::{
     self as api, AttentionShape, Backend, CacheShape, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing, Result,
-    Rope, RouterRule,
+    Rope, RouterRule, Section,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
@@ -100,14 +100,16 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.run_or_replay(batch, kind, step)
     }
 
+    fn section(&mut self, section: Section) {
+        self.mark_section(section);
+    }
+
     fn set_profiling(&mut self, on: bool) {
-        self.device.set_profiling(on);
-        (self.profiling, self.moved_bytes) = (on, 0);
+        self.measure(on);
     }
 
     fn take_profile(&mut self) -> Result<Option<Measured>> {
-        let kernels = self.device.take_profile().map_err(device_error)?;
-        Ok(Some(Measured { kernels, moved_bytes: std::mem::take(&mut self.moved_bytes) }))
+        self.measured().map(Some)
     }
 
     const HAS_ARGMAX: bool = true;

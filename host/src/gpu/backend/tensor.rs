@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
-use super::{Activations, GpuBackend, Result, device_error, op_error};
+use super::{Activations, GpuBackend, Result, device_error};
 use crate::backend::Error;
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
@@ -110,7 +110,7 @@ impl<D: Device> GpuBackend<D> {
         let q8 = q8.view(x.cols);
         if x.n_quantised.get() < n {
             let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
-            self.moved_bytes += launched.map_err(op_error)?;
+            self.done(launched)?;
             x.n_quantised.set(n);
         }
         Ok(q8)
