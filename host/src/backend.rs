@@ -11,7 +11,6 @@
 //! Shapes are `[rows, cols]`, the last dimension contiguous. Activations are f32.
 
 use crate::gguf;
-use crate::gpu::profile::Profile;
 pub use crate::model::config::Pairing;
 use crate::model::layers::{self, Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
@@ -149,13 +148,43 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
+/// A part of the model, as far as measurements tell parts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Looking up the tokens: every step starts with it.
+    Embedding,
+    /// An attention layer.
+    Attention,
+    /// A gated delta net layer.
+    DeltaNet,
+    /// A dense feed-forward layer.
+    Ffn,
+    /// A mixture of experts.
+    Moe,
+    /// From the last layer to the next token.
+    Head,
+}
+
+/// One timed launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Launched {
+    /// For what part of the model.
+    pub section: Section,
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// Its time in microseconds.
+    pub us: f64,
+    /// Least traffic with device memory that it needs.
+    pub moved_bytes: u64,
+}
+
 /// Where the time of some steps went.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Time by kernel.
-    pub kernels: Profile,
-    /// Least traffic with device memory that the operations need.
-    pub moved_bytes: u64,
+    /// The launches, in their order.
+    pub launches: Vec<Launched>,
+    /// How fast the device reads its memory, in units of 1e9 bytes a second, where that could be measured.
+    pub read_gb_per_s: Option<f64>,
 }
 
 /// Shape of an attention operation.
@@ -275,6 +304,10 @@ pub trait Backend: Sized + Send {
         self.run(step)
     }
 
+    /// What follows is for this part of the model. It computes nothing; measurements tell parts apart by it.
+    fn section(&mut self, section: Section) {
+        let _ = section;
+    }
     /// Times every kernel from now on, or no more.
     fn set_profiling(&mut self, on: bool) {
         let _ = on;

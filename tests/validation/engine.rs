@@ -7,7 +7,6 @@ mod random;
 mod text;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use host::engine::mock::{Log, Mock, Script};
@@ -18,10 +17,12 @@ use host::gguf::Gguf;
 use host::model::config::Config;
 use host::model::session::Limits;
 
+use crate::checkout;
+
 /// The shape of a model with delta-net layers, or of one without.
 fn config(recurrent: bool) -> Config {
     let file = if recurrent { "qwen35moe-tiny" } else { "llama-tiny" };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/logits/{file}.gguf"));
+    let path = checkout::path(&format!("tests/data/logits/{file}.gguf"));
     let config = Config::from_gguf(&Gguf::open(&path).expect("a model")).expect("its shape");
     assert_eq!(config.state_elems_per_sequence() > 0, recurrent);
     config

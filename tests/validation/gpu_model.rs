@@ -3,7 +3,7 @@
 //! On the emulated device a few positions, always; on a GPU all of them, with `ZINC_GPU=1`. Then a machine
 //! without a usable GPU fails.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use host::backend::{Batch, Choose, Draw, PAGE_TOKENS, Span};
@@ -15,18 +15,16 @@ use host::model::distance::Distance;
 use host::model::golden::{self, Case, Expected};
 use host::model::{Executor, Limits, Session};
 
+use crate::checkout;
+
 /// With f32 activations and keys. The golden engine differs from itself by 8e-7 between batched and stepwise runs.
 const TOLERANCE: f64 = 1e-4;
 /// Of the int8 activations, loosely: one product in 32-element blocks is off by about 2⁻⁸ relative, and errors of
 /// layers add up like noise. What it means for the next token is measured beside it.
 const INT8_TOLERANCE: f64 = 0.1;
 
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
-
 fn tiny_cases() -> Vec<Case> {
-    golden::read_manifest(&root().join("tests/data/logits")).expect("golden logits")
+    golden::read_manifest(&checkout::path("tests/data/logits")).expect("golden logits")
 }
 
 /// The GPU, where one is asked for.
@@ -134,7 +132,9 @@ fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) ->
         let rows = chunk.min(n - start) as u32;
         let span = Span { slot: 0, start: start as u32, rows, pages: vec![0] };
         let tokens = case.tokens[start..start + rows as usize].to_vec();
-        session.forward(&Batch { tokens, spans: vec![span], outputs: (0..rows).collect() }, &mut logits).expect("it runs");
+        session
+            .forward(&Batch { tokens, spans: vec![span], outputs: (0..rows).collect() }, &mut logits)
+            .expect("it runs");
         all.extend(logits.chunks_exact(n_vocab).map(<[f32]>::to_vec));
     }
     all
@@ -223,6 +223,7 @@ fn graphs_change_no_bit<D: Device>(device: &Arc<D>) {
     assert!(with == without, "a replayed step differs from a launched one");
 }
 
+/// B31: a captured graph keeps nothing of the step it was captured at.
 #[test]
 fn graphs_change_no_bit_on_the_emulated_gpu() {
     graphs_change_no_bit(&emulated());
@@ -361,7 +362,7 @@ fn every_position_on_the_gpu_is_golden() {
 /// The default forms, int8 activations and f16 keys, against the CPU's f32: no farther than llama.cpp's quantised
 /// path is from the same truth.
 fn default_forms_are_near_the_truth(device: &Arc<CudaDevice>, file: &str, model: &Path, max_kl: f64, min_top: f64) {
-    let cases = golden::read_top(&root().join("tests/data").join(file), model).expect("golden file");
+    let cases = golden::read_top(&checkout::path("tests/data").join(file), model).expect("golden file");
     let n_pages = cases.iter().map(|case| case.tokens.len() as u32).max().expect("there are cases");
     let limits = Limits { n_pages: n_pages.div_ceil(PAGE_TOKENS), n_slots: 1, n_batch: 64, n_outputs: 64 };
     let gguf = Arc::new(Gguf::open(model).expect("the model opens"));
@@ -384,20 +385,13 @@ fn default_forms_are_near_the_truth(device: &Arc<CudaDevice>, file: &str, model:
 #[test]
 fn zinc_tiny_on_the_gpu_is_as_near_as_quantised_llama_cpp() {
     let Some(device) = gpu() else { return };
-    let model = root().join("models/zinc-tiny-qwen35moe.gguf");
+    let model = checkout::zinc_tiny();
     default_forms_are_near_the_truth(&device, "zinc-tiny.json", &model, 0.0041, 0.969);
 }
 
 #[test]
 fn smollm2_on_the_gpu_is_as_near_as_quantised_llama_cpp() {
     let Some(device) = gpu() else { return };
-    let cache = std::env::var_os("ZINC_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let model = cache.join("SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !model.exists() {
-        let why = format!("{} is not there; `cargo xtask setup` fetches it", model.display());
-        assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "{why}");
-        println!("skipped: {why}");
-        return;
-    }
+    let Some(model) = checkout::fetched("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     default_forms_are_near_the_truth(&device, "smollm2.json", &model, 0.0029, 0.964);
 }

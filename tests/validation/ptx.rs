@@ -59,6 +59,7 @@ fn every_kernel_is_in_every_module() {
     }
 }
 
+/// B44: versions and targets of what is embedded.
 #[test]
 fn no_module_asks_for_a_newer_driver_or_gpu_than_its_target_needs() {
     for module in modules() {

@@ -164,7 +164,8 @@ fn show_array(array: &Array<'_>) -> String {
     format!("[{}{rest}] ({} of {})", shown.join(", "), array.len(), array.ty().name())
 }
 
-fn size(bytes: usize) -> String {
+/// A number of bytes, to read.
+pub(super) fn size(bytes: usize) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 1024.0 { format!("{mib:.2} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
 }

@@ -17,7 +17,7 @@ use crate::model::session::{Executor, Limits, Session};
 const CPU_KV_ELEM_BYTES: u64 = 4;
 
 /// Left for what the plan does not count: the driver's own, staging, int8 forms of activations, graphs.
-const WORKING_BYTES: u64 = 512 << 20;
+pub(super) const WORKING_BYTES: u64 = 512 << 20;
 
 /// A device ready for a model.
 pub(super) enum OpenDevice {
@@ -48,7 +48,7 @@ impl OpenDevice {
                     _ => Ok(device),
                 });
                 Ok(opened.unwrap_or_else(|why| {
-                    tracing::info!("the CPU runs the model: {why}");
+                    tracing::warn!("the CPU runs the model: {why}");
                     OpenDevice::Cpu
                 }))
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Engine;
-use super::device::OpenDevice;
+use super::device::{OpenDevice, WORKING_BYTES};
 use super::error::EngineError;
 use super::options::{DeviceChoice, EngineOptions};
 use super::plan::{MemoryPlan, choose_n_ctx};
@@ -53,6 +53,37 @@ pub fn load_with(
 /// Bytes of all tensors.
 fn weights_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors().map(|tensor| tensor.n_bytes as u64).sum()
+}
+
+/// What a model takes of a GPU's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Tokens of context that this is for.
+    pub n_ctx: u32,
+    /// The weights.
+    pub weights_bytes: u64,
+    /// What comes with the context and the batch.
+    pub plan: MemoryPlan,
+    /// Left for what the plan does not count.
+    pub reserve_bytes: u64,
+}
+
+impl Needs {
+    /// The needs of a model with these options.
+    ///
+    /// # Errors
+    /// The file is no model that zinc runs, or an option is out of range.
+    pub fn of(gguf: &Gguf, options: &EngineOptions) -> Result<Needs, EngineError> {
+        let config = Config::from_gguf(gguf)?;
+        let n_ctx = choose_n_ctx(&config, options.n_ctx);
+        let plan = MemoryPlan::new(&config, limits(&config, options, n_ctx)?, options.gpu.kv.bytes());
+        Ok(Needs { n_ctx, weights_bytes: weights_bytes(gguf), plan, reserve_bytes: WORKING_BYTES })
+    }
+
+    /// All of it.
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_bytes.saturating_add(self.plan.total_bytes()).saturating_add(self.reserve_bytes)
+    }
 }
 
 /// Checks the options and settles `options.n_ctx`: what was asked for has to fit, the default is halved until it does.

@@ -6,7 +6,7 @@ use super::config::{Config, LayerKind};
 use super::draft::Drafter;
 use super::layers::{Ffn, Mixer, Scratch};
 use super::weights::{LoadError, Model, Nextn};
-use crate::backend::{Backend, Batch, CacheShape, Choose, Error, LayerCache, Measured, PAGE_TOKENS, Result};
+use crate::backend::{Backend, Batch, CacheShape, Choose, Error, LayerCache, Measured, PAGE_TOKENS, Result, Section};
 use crate::gguf::Gguf;
 
 /// How much a session can hold.
@@ -206,17 +206,31 @@ fn layers<B: Backend>(
     cache: &mut B::Cache,
     batch: &B::Batch,
 ) -> Result {
+    b.section(Section::Embedding);
     b.embed(&mut s.x, &model.token_embd, batch)?;
     for (il, layer) in (0..).zip(&model.layers) {
         match &layer.mixer {
-            Mixer::Attention(w) => b.attention_layer(w, s, cache, il, batch)?,
-            Mixer::DeltaNet(w) => b.delta_net_layer(w, s, cache, il, batch)?,
+            Mixer::Attention(w) => {
+                b.section(Section::Attention);
+                b.attention_layer(w, s, cache, il, batch)?;
+            }
+            Mixer::DeltaNet(w) => {
+                b.section(Section::DeltaNet);
+                b.delta_net_layer(w, s, cache, il, batch)?;
+            }
         }
         match &layer.ffn {
-            Ffn::Dense(w) => b.dense_ffn_layer(w, s, batch)?,
-            Ffn::Moe(w) => b.moe_layer(w, s, batch)?,
+            Ffn::Dense(w) => {
+                b.section(Section::Ffn);
+                b.dense_ffn_layer(w, s, batch)?;
+            }
+            Ffn::Moe(w) => {
+                b.section(Section::Moe);
+                b.moe_layer(w, s, batch)?;
+            }
         }
     }
+    b.section(Section::Head);
     b.rms_norm(&mut s.norm, &s.x, &model.output_norm, model.rms_eps, batch)
 }
 

@@ -4,7 +4,8 @@ use gpu_kernels::blocks::GgmlType;
 use host::cli::inspect::{inspect, inspect_tensor};
 use host::gguf::{Gguf, Value, Writer};
 
-use super::craft::{golden, repo};
+use super::craft::golden;
+use crate::checkout;
 
 fn printed(gguf: &Gguf) -> String {
     let mut out = Vec::new();
@@ -28,7 +29,7 @@ fn assert_line(text: &str, words: &[&str]) {
 
 #[test]
 fn metadata_tensors_and_plan() {
-    let text = printed(&Gguf::open(&repo("models/zinc-tiny-qwen35moe.gguf")).unwrap());
+    let text = printed(&Gguf::open(&checkout::zinc_tiny()).unwrap());
     assert_line(&text, &["14.18 MiB, 37 keys, 169 tensors"]);
     assert_line(&text, &["general.architecture = \"qwen35moe\""]);
     assert_line(&text, &["tokenizer.ggml.tokens = [\"!\", ", "…] (4096 of string)"]);

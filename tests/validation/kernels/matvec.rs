@@ -145,7 +145,8 @@ devices! {
                     let dots: Vec<_> =
                         x.flat_map(|x| values.chunks_exact(cols as usize).map(move |w| dot(w, x))).collect();
                     let want: Vec<f64> = dots.iter().map(|(sum, _)| *sum).collect();
-                    let what = format!("{ty} {form:?} {rows}x{cols}");
+                    let name = if form == Activations::Plain { "matvec" } else { "matvec_q8" };
+                    let what = format!("{name} {ty} {rows}x{cols}");
                     assert_close(&what, &got, &want, |i| tolerance(cols) * dots[i].1);
 
                     input.run(device, form, &op).expect("again");
@@ -203,7 +204,7 @@ devices! {
         }
     }
 
-    /// Orders inside a block that tests with zero blocks, or none, do not see.
+    /// B22: orders inside a block that tests with zero blocks, or none, do not see.
     fn matvec_keeps_the_order_inside_a_block(device) {
         let zeros = |n: usize| "00".repeat(n);
         let scales = "01010101 00000000 01010101";

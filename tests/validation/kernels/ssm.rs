@@ -88,8 +88,8 @@ fn the_convolution_keeps_its_inputs_in_a_ring() {
             // SAFETY: rows and slots are those of the batch.
             unsafe { ops::ssm_conv1d(device, x, w, ring_at, spans(&arrays), out_at, &shape) }.unwrap();
             // Four products below 1.
-            assert_close("conv", &out_dev.read(device), &out, |i| 4e-7 + 1e-6 * out[i].abs());
-            assert_close("conv ring", &ring_dev.read(device), &ring, |_| 0.0);
+            assert_close("ssm_conv1d", &out_dev.read(device), &out, |i| 4e-7 + 1e-6 * out[i].abs());
+            assert_close("ssm_conv1d ring", &ring_dev.read(device), &ring, |_| 0.0);
         }
     }
     on_devices!(check);
@@ -261,7 +261,7 @@ fn the_gated_norm_is_per_head() {
             ops::ssm_gated_norm(device, out.slice(), input(device, &z).slice(), input(device, &w).slice(), 1e-6)
                 .unwrap();
             let expected = gated_norm(&wide(&x), &z, &w);
-            assert_close("gated norm", &out.read(device), &expected, |i| 2e-6 * expected[i].abs());
+            assert_close("ssm_gated_norm", &out.read(device), &expected, |i| 2e-6 * expected[i].abs());
         }
     }
     on_devices!(check);

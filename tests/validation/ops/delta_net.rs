@@ -102,6 +102,7 @@ impl Case {
     }
 }
 
+/// B23: converters permute the value heads.
 pub(super) fn value_head_h_goes_with_key_head_h_mod_n_head_k<M: Machine>() {
     let d = 64;
     let unit = |lane: usize| (0..d).map(move |i| if i == lane { 1.0 } else { 0.0 });

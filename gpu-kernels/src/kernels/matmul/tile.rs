@@ -368,7 +368,10 @@ impl<const BI: usize, const XI: usize> XLane<BI, XI> {
             // SAFETY: the row has the block; block 0 where it is not live.
             unsafe {
                 let sums = if F::HAS_MIN { ld(o.s.cast::<F32x2>().add(at)) } else { F32x2::splat(0.0) };
-                (zero_unless(live, ld(o.d.add(at))), F32x2 { x: zero_unless(live, sums.x), y: zero_unless(live, sums.y) })
+                (
+                    zero_unless(live, ld(o.d.add(at))),
+                    F32x2 { x: zero_unless(live, sums.x), y: zero_unless(live, sums.y) },
+                )
             }
         })
     }
@@ -428,7 +431,8 @@ impl Place {
         // Sixteen rows' first halves, then their second. Of tokens, both halves of eight, then of the next eight;
         // where there are but eight tokens, words are read one by one.
         let w = (self.row + lane % 16) * row_bytes + lane / 16 * UNIT;
-        let x = if NT == 1 { g * row_bytes + 4 * t } else { (lane % 8 + lane / 16 * 8) * row_bytes + lane / 8 % 2 * UNIT };
+        let x =
+            if NT == 1 { g * row_bytes + 4 * t } else { (lane % 8 + lane / 16 * 8) * row_bytes + lane / 8 % 2 * UNIT };
         stage.at(
             w + block * Q8_BLOCK,
             block * const { Q8_BLOCK / F::GROUP_ELEMS * G::TILE.rows } + self.row + g,
@@ -731,7 +735,11 @@ impl Out {
         unsafe {
             let at = part.route(o, token) as usize * p.y_stride as usize + row as usize;
             let bias = part.expert as usize * p.rows as usize + row as usize;
-            Out { y: o.y.wrapping_add(at), bias: if o.bias.is_null() { o.bias } else { o.bias.wrapping_add(bias) }, rows }
+            Out {
+                y: o.y.wrapping_add(at),
+                bias: if o.bias.is_null() { o.bias } else { o.bias.wrapping_add(bias) },
+                rows,
+            }
         }
     }
 

@@ -9,6 +9,7 @@ mod batch;
 mod cache;
 mod fused;
 mod graph;
+mod measure;
 mod operations;
 mod output;
 mod support;
@@ -117,15 +118,13 @@ pub struct GpuBackend<D: Device> {
     chosen: Option<output::Chosen<D>>,
     /// Where results land on the host.
     landing: Option<D::Pinned>,
-    profiling: bool,
+    marks: measure::Marks,
     /// Whether weights may still be under way to the device.
     loading: bool,
     graphs: graph::Graphs<D>,
     /// Everything that was allocated for steps. A captured graph holds addresses; this keeps them valid
     /// as long as it can be replayed.
     kept: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Least traffic with device memory of the operations so far, as the launchers count it.
-    moved_bytes: u64,
 }
 
 impl<D: Device> GpuBackend<D> {
@@ -141,11 +140,10 @@ impl<D: Device> GpuBackend<D> {
             chunks: None,
             chosen: None,
             landing: None,
-            profiling: false,
+            marks: measure::Marks::default(),
             loading: true,
             graphs: graph::Graphs::default(),
             kept: Vec::new(),
-            moved_bytes: 0,
         }
     }
 
@@ -188,7 +186,7 @@ impl<D: Device> GpuBackend<D> {
 
     /// Counts an operation's traffic.
     fn done(&mut self, launched: super::ops::Result<u64>) -> Result {
-        self.moved_bytes += launched.map_err(op_error)?;
+        self.mark_moved(launched.map_err(op_error)?);
         Ok(())
     }
 }

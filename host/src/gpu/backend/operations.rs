@@ -7,10 +7,10 @@ use super::batch::Batch;
 use super::cache::Cache;
 use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
-use super::{Activations, GpuBackend, device_error, op_error};
+use super::{Activations, GpuBackend, op_error};
 use crate::backend::{
     self as api, AttentionShape, Backend, CacheShape, Choose, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing,
-    Result, Rope, RouterRule,
+    Result, Rope, RouterRule, Section,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
@@ -25,13 +25,7 @@ const GROUP_MIN_ROWS: u32 = 9;
 
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options, the weights' type and the number of rows ask for.
-    fn product(
-        &mut self,
-        op: Matvec<'_>,
-        x: &Tensor<D>,
-        n_x_rows: u32,
-        groups: Option<RouteGroups<'_>>,
-    ) -> Result {
+    fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32, groups: Option<RouteGroups<'_>>) -> Result {
         let op = Matvec { dependent: self.dependent(), ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
@@ -126,14 +120,16 @@ impl<D: Device> Backend for GpuBackend<D> {
         done
     }
 
+    fn section(&mut self, section: Section) {
+        self.mark_section(section);
+    }
+
     fn set_profiling(&mut self, on: bool) {
-        self.device.set_profiling(on);
-        (self.profiling, self.moved_bytes) = (on, 0);
+        self.measure(on);
     }
 
     fn take_profile(&mut self) -> Result<Option<Measured>> {
-        let kernels = self.device.take_profile().map_err(device_error)?;
-        Ok(Some(Measured { kernels, moved_bytes: std::mem::take(&mut self.moved_bytes) }))
+        self.measured().map(Some)
     }
 
     const CHOOSES: bool = true;

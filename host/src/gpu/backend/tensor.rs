@@ -8,7 +8,7 @@ use gpu_kernels::kernels::matmul::Tile;
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
-use super::{Activations, GpuBackend, Result, device_error, op_error};
+use super::{Activations, GpuBackend, Result, device_error};
 use crate::backend::Error;
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
@@ -109,7 +109,7 @@ impl<D: Device> GpuBackend<D> {
         let q8 = self.int8_form(x)?;
         if x.n_quantised.get() < n {
             let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
-            self.moved_bytes += launched.map_err(op_error)?;
+            self.done(launched)?;
             x.n_quantised.set(n);
         }
         Ok(q8)

@@ -44,12 +44,7 @@ pub enum Tiles<'a> {
 /// # Errors
 /// As [`matvec_q8`](super::matvec_q8); tiles that are not those of a dense product, or of experts.
 #[expect(unsafe_code, reason = "a launch")]
-pub fn matmul_q8<D: Device>(
-    device: &D,
-    op: &Matvec<'_>,
-    x: Q8<'_>,
-    tiles: Tiles<'_>,
-) -> Result<u64> {
+pub fn matmul_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>, tiles: Tiles<'_>) -> Result<u64> {
     let check = Check("matmul_q8");
     if op.tokens == 0 || op.n_used() == 0 {
         return Ok(0);

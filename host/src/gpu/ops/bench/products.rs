@@ -56,7 +56,8 @@ impl<D: Device> Bench<'_, D> {
     /// A dense product. Its matrix may fit the cache, so a chain goes through as many as there are.
     fn tiles(&mut self, ty: GgmlType, rows: u32, cols: u32, tokens: u32) -> Result<()> {
         let device = self.device;
-        let Some(bytes) = Matrix::size_bytes(ty, 1, rows, cols).filter(|bytes| *bytes <= self.weights.len() as u64) else {
+        let Some(bytes) = Matrix::size_bytes(ty, 1, rows, cols).filter(|bytes| *bytes <= self.weights.len() as u64)
+        else {
             return Ok(());
         };
         let (bytes, x) = (bytes as usize, X::new(device, tokens, cols)?);
@@ -152,7 +153,14 @@ impl<D: Device> Bench<'_, D> {
             moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), x.slice(), cols)?;
             Ok(())
         })?;
-        self.push_product("matmul_float", "F32", format!("{tokens} x {rows} x {cols}"), moved, us, [tokens, rows, cols]);
+        self.push_product(
+            "matmul_float",
+            "F32",
+            format!("{tokens} x {rows} x {cols}"),
+            moved,
+            us,
+            [tokens, rows, cols],
+        );
         Ok(())
     }
 }
