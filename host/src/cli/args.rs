@@ -25,8 +25,8 @@ pub(super) struct ModelArgs {
     /// Most tokens in one step.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) batch: u32,
-    /// Guess this many tokens after each with the model's own block for that (MTP), where it has one: the same tokens,
-    /// several a step; 0 is off.
+    /// Guess this many tokens after each with the model's own block for that (MTP), where it has one, and check them
+    /// beside the next token: the same reply in fewer steps; 0 is off.
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16))]
     pub(super) draft: u32,
     /// A Jinja file to use instead of the model's chat template.

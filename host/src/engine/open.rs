@@ -113,7 +113,10 @@ fn choose_limits(
         let plan = MemoryPlan::new(config, limits, device.kv_elem_bytes(&options.gpu));
         let free = device.free_bytes().unwrap_or(u64::MAX);
         let free = free.saturating_sub(device.own_weights_bytes(weights_bytes));
-        let needed = plan.total_bytes();
+        // The block that guesses has keys and values of its own.
+        let n_guessing = if options.n_draft > 0 { config.n_embd_kv() as u64 * 2 } else { 0 };
+        let elems = u64::from(limits.n_pages).saturating_mul(u64::from(PAGE_TOKENS)).saturating_mul(n_guessing);
+        let needed = plan.total_bytes().saturating_add(elems.saturating_mul(device.kv_elem_bytes(&options.gpu)));
         if needed <= free {
             tracing::info!(
                 "context {n_ctx} tokens × {} slots: KV cache {} MiB, state {} MiB, batch {} MiB",

@@ -79,13 +79,15 @@ fn replies(engine: &mut Engine, n: u32) -> Vec<Reply> {
     ids.map(|id| replies.remove(&id).expect("a reply")).into()
 }
 
-/// The share of guesses that were right, after a look at the replies.
+/// The share of guesses that were right, after a look at the replies. On the CPU a row's bits do not depend on how many
+/// rows there are, and so neither do the tokens; a GPU's products of one row and of several round differently.
 fn acceptance(device: &DeviceChoice, n_draft: u32, n: u32) -> f64 {
     let mut drafting = open(device.clone(), n_draft);
     let with = replies(&mut drafting, n);
     let without = replies(&mut open(device.clone(), 0), n);
     for (with, without) in with.iter().zip(&without) {
-        assert_eq!((with.ids.len(), &with.ids), (n as usize, &without.ids), "{n_draft} guesses");
+        assert_eq!((with.ids.len(), without.ids.len()), (n as usize, n as usize), "{n_draft} guesses");
+        assert!(*device != DeviceChoice::Cpu || with.ids == without.ids, "{n_draft} guesses");
     }
     let stats = drafting.stats();
     let share = stats.accepted_tokens as f64 / stats.drafted_tokens as f64;
