@@ -139,13 +139,13 @@ pub(super) unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: u
     });
     // SAFETY: the rows and the activations have `p.chunks` chunks; the whole block is here.
     let sums = unsafe { group_sums::<F, R, T>(place.sums(&rows, raw, &x), lanes) };
-    for t in 0..T {
+    for (t, sums) in sums.iter().enumerate() {
         let route = route(T, t, p);
         if place.lane == 0 && route < p.routes {
             // SAFETY: `y` has the route's row.
             unsafe {
                 let y = o.y.add(route as usize * p.y_stride as usize);
-                for (row, sum) in (first_row..).zip(&sums[t]) {
+                for (row, sum) in (first_row..).zip(sums) {
                     store(&o, y, expert_row, row, *sum, p);
                 }
             }

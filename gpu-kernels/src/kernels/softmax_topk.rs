@@ -131,8 +131,8 @@ pub(super) unsafe fn choose<const J: usize>(logits: *const f32, bias: *const f32
             let (best, j) = largest_of(&left);
             let most = warp::max_u32(best);
             let id = warp::min_u32(if best == most { 32 * j + lane } else { u32::MAX });
-            for j in 0..J {
-                left[j] = if expert(j) == id { 0 } else { left[j] };
+            for (j, key) in left.iter_mut().enumerate() {
+                *key = if expert(j) == id { 0 } else { *key };
             }
             largest = if n == 0 { most } else { largest };
             kept = if lane == n { (id, most) } else { kept };
