@@ -79,8 +79,11 @@ impl MatvecShape {
     /// fewer for shorter rows, so that lanes are not idle; never less than a block's chunks, see
     /// [`Format`](crate::kernels::format::Format). Matrices in F32 have few rows (routers, gates), of which a warp
     /// would take several steps: there up to a whole block shares a row.
-    pub const fn lanes_log2(self, ty: GgmlType, chunks: u32) -> u32 {
-        let lanes = chunks.div_ceil(self.steps);
+    ///
+    /// The same whatever it is multiplied with: a token's sums then have the same order, and its result the same bits,
+    /// alone and beside others.
+    pub const fn lanes_log2(ty: GgmlType, chunks: u32) -> u32 {
+        let lanes = chunks.div_ceil(Self::new(ty, Activations::Q8).steps);
         let block = block_chunks(ty);
         let lanes = if lanes < block { block } else { lanes };
         let most = if shares_by_block(ty) { MATVEC_BLOCK } else { WARP };
@@ -89,7 +92,7 @@ impl MatvecShape {
 
     /// Rows that one block computes.
     pub const fn rows_per_block(self, ty: GgmlType, chunks: u32) -> u32 {
-        (MATVEC_BLOCK >> self.lanes_log2(ty, chunks)) * self.rows
+        (MATVEC_BLOCK >> Self::lanes_log2(ty, chunks)) * self.rows
     }
 }
 

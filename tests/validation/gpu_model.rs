@@ -141,17 +141,20 @@ fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) ->
 }
 
 /// Rows in tiles, experts by groups and rows one by one: the same arithmetic in another order. Rounding may move an
-/// activation to the next of its 255 integers, hence the tolerance; a wrong row, scale or expert is far outside.
+/// activation to the next of its 255 integers, and that a router's choice between two near equals, which the positions
+/// after it remember: hence the tolerances. A wrong row, scale or expert table is wrong everywhere, and by about 1.
 fn tiles_agree_with_single_rows<D: Device>(device: &Arc<D>) {
     for case in tiny_cases() {
         let n = case.tokens.len().min(20);
         let single = in_chunks(device, &case, n, 1);
         for chunk in [n, 9, 5] {
             let tiled = in_chunks(device, &case, n, chunk);
-            let errors = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b));
-            let worst = errors.fold(0.0, f64::max);
-            println!("{} in chunks of {chunk}: {worst:.1e}", case.name);
-            assert!(tiled.len() == n && worst < 1e-2, "{} in chunks of {chunk}: {worst:e}", case.name);
+            let mut errors: Vec<f64> = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
+            assert_eq!(errors.len(), n);
+            errors.sort_by(f64::total_cmp);
+            let (median, worst) = (errors[n / 2], errors[n - 1]);
+            println!("{} in chunks of {chunk}: median {median:.1e}, worst {worst:.1e}", case.name);
+            assert!(median < 2e-2 && worst < 0.3, "{} in chunks of {chunk}: {median:e}, {worst:e}", case.name);
         }
     }
 }

@@ -212,7 +212,8 @@ impl<B: Backend> Script<'_, B> {
         self.b.sigmoid_scale_acc(&mut out, &x, None, &batch)?;
         self.note("add", &out, rows)?;
         let n_out = if rows > 1 { 2 } else { 1 };
-        let mut gathered = self.b.tensor(n_out, N_EMBD as u32)?;
+        // Room for both in any case, as in a session, whose outputs never grow.
+        let mut gathered = self.b.tensor(2, N_EMBD as u32)?;
         self.b.gather_outputs(&mut gathered, &x, &batch)?;
         self.note("gather_outputs", &gathered, n_out)?;
         let mut ids = Vec::new();

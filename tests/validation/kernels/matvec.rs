@@ -284,7 +284,7 @@ fn matvec_lanes_fit_rows_and_blocks() {
         for form in [Activations::Plain, Activations::Q8, Activations::Q8x4] {
             let shape = MatvecShape::new(ty, form);
             for chunks in (0..400).map(|n| (n + 1) * gpu_kernels::layout::block_chunks(ty)) {
-                let lanes = 1 << shape.lanes_log2(ty, chunks);
+                let lanes = 1 << MatvecShape::lanes_log2(ty, chunks);
                 let most = if shares_by_block(ty) { MATVEC_BLOCK } else { 32 };
                 assert!(lanes <= most && lanes >= gpu_kernels::layout::block_chunks(ty), "{ty} {chunks}");
                 let idle = lanes * shape.steps > 2 * chunks.max(gpu_kernels::layout::block_chunks(ty) * shape.steps);

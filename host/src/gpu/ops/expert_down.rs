@@ -95,14 +95,14 @@ impl ExpertDown<'_> {
         let shape = MatvecShape::new(w.ty(), Activations::Q8);
         // As the dense product has it: for several tokens that shares a row among other numbers of lanes.
         let form = if self.tokens == 1 { Activations::Q8 } else { Activations::Q8x4 };
-        let lanes = |w: Matrix<'_>| MatvecShape::new(w.ty(), form).lanes_log2(w.ty(), w.chunks());
+        let lanes = |w: Matrix<'_>| MatvecShape::lanes_log2(w.ty(), w.chunks());
         let shared = self.shared.map(|shared| shared.w);
         ExpertDownParams {
             planes: w.planes(),
             shared_planes: shared.map_or([0; 4], |w| w.planes()),
             rows: w.rows(),
             chunks: w.chunks(),
-            lanes_log2: shape.lanes_log2(w.ty(), w.chunks()),
+            lanes_log2: MatvecShape::lanes_log2(w.ty(), w.chunks()),
             cols: w.cols(),
             n_expert: w.n_expert(),
             n_used: self.n_used,

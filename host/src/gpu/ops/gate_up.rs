@@ -200,7 +200,7 @@ impl GateUp<'_> {
             next_bytes,
             rows: gate.rows(),
             chunks: gate.chunks(),
-            lanes_log2: shape.lanes_log2(gate.ty(), gate.chunks()),
+            lanes_log2: MatvecShape::lanes_log2(gate.ty(), gate.chunks()),
             cols: gate.cols(),
             n_expert: gate.n_expert(),
             n_used,

@@ -100,7 +100,7 @@ impl<'a> Matvec<'a> {
             planes: w.planes(),
             rows: w.rows(),
             chunks: w.chunks(),
-            lanes_log2: shape.lanes_log2(w.ty(), w.chunks()),
+            lanes_log2: MatvecShape::lanes_log2(w.ty(), w.chunks()),
             n_expert: w.n_expert(),
             x_stride,
             y_stride: self.y_stride,

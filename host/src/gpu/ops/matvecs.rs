@@ -111,7 +111,7 @@ pub fn matvecs<D: Device>(
             planes: w.planes(),
             rows: w.rows(),
             chunks: w.chunks(),
-            lanes_log2: shape.lanes_log2(w.ty(), w.chunks()),
+            lanes_log2: MatvecShape::lanes_log2(w.ty(), w.chunks()),
             y_stride: product.y_stride,
             first_block: blocks,
             plain: u32::from(product.is_plain()),
