@@ -10,6 +10,7 @@ mod bench;
 mod elementwise;
 mod embedding;
 mod formats;
+mod heads;
 mod matvec;
 mod moe;
 mod quantize_q8;

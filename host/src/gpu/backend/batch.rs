@@ -6,7 +6,7 @@ use super::{GpuBackend, Result, device_error};
 use crate::backend::{self as api, Error, PAGE_TOKENS};
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
-use crate::gpu::ops::{Placement, Spans};
+use crate::gpu::ops::{MIN_SPAN_ROWS, Placement, Spans};
 
 /// What a batch's launches depend on: batches of one shape differ only in what their words say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,14 +19,21 @@ pub struct BatchShape {
     pub outputs: u32,
     /// Entries of a sequence's row of the page table, a power of two.
     pub max_pages: u32,
+    /// Rows of sequences with few of them.
+    pub short: u32,
 }
 
 impl BatchShape {
     /// Words of `tokens`, `pos` and `span`, `[rows]`; `slot`, `first`, `span_rows` and `start`, `[spans]`;
-    /// `outputs`; the page table, `[spans, max_pages]`.
+    /// `outputs`; `short`, the rows of sequences with few; the page table, `[spans, max_pages]`.
     fn n_words(&self) -> usize {
-        let BatchShape { rows, spans, outputs, max_pages } = *self;
-        3 * rows as usize + (4 + max_pages as usize) * spans as usize + outputs as usize
+        self.table() + self.spans as usize * self.max_pages as usize
+    }
+
+    /// Words before the page table.
+    fn table(&self) -> usize {
+        let BatchShape { rows, spans, outputs, short, .. } = *self;
+        3 * rows as usize + 4 * spans as usize + outputs as usize + short as usize
     }
 }
 
@@ -90,6 +97,7 @@ fn shape(batch: &api::Batch) -> Result<BatchShape> {
         outputs: size(batch.outputs.len())?,
         // At most 2^26 pages hold all positions.
         max_pages: max_pages.next_power_of_two(),
+        short: batch.spans.iter().map(|span| span.rows).filter(|rows| *rows < MIN_SPAN_ROWS).sum(),
     })
 }
 
@@ -109,6 +117,11 @@ fn pack(batch: &api::Batch, shape: &BatchShape, words: &mut Vec<u32>) {
     words.extend(batch.spans.iter().map(|span| span.rows));
     words.extend(batch.spans.iter().map(|span| span.start));
     words.extend(&batch.outputs);
+    let mut next = 0;
+    for span in &batch.spans {
+        words.extend((next..next + span.rows).filter(|_| span.rows < MIN_SPAN_ROWS));
+        next += span.rows;
+    }
     for span in &batch.spans {
         let pages = span.pages.iter().copied().take(shape.max_pages as usize);
         words.extend(pages.chain(std::iter::repeat(0)).take(shape.max_pages as usize));
@@ -165,13 +178,16 @@ impl<D: Device> Batch<D> {
         if self.page_end > n_pages {
             return Err(Error::Batch(format!("page {} of {n_pages}", self.page_end - 1)));
         }
-        let BatchShape { rows, spans, outputs, max_pages } = self.shape;
-        let table = 3 * rows as usize + 4 * spans as usize + outputs as usize;
+        let BatchShape { rows, spans, max_pages, short, .. } = self.shape;
+        let (rows, spans, table) = (rows as usize, spans as usize, self.shape.table());
         Ok(Placement {
             pos: self.pos()?,
-            span: self.words(2 * rows as usize, rows as usize)?,
-            page_table: self.words(table, spans as usize * max_pages as usize)?,
+            span: self.words(2 * rows, rows)?,
+            page_table: self.words(table, spans * max_pages as usize)?,
             max_pages,
+            first: self.words(3 * rows + spans, spans)?,
+            span_rows: self.words(3 * rows + 2 * spans, spans)?,
+            short: self.words(table - short as usize, short as usize)?,
         })
     }
 

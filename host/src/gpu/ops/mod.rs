@@ -11,6 +11,8 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod heads;
+mod kv_cache;
 mod matrix;
 mod matvec;
 mod moe;
@@ -31,11 +33,13 @@ use super::device::DeviceError;
 use super::memory::Slice;
 
 pub use argmax::{Parts, argmax, n_part};
-pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, n_split, takes_head_dim};
+pub use attention::{Attention, AttentionOut, Partials, attention, n_split, split_rows, takes_head_dim};
 pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
 };
 pub use embedding::embedding;
+pub use heads::{Heads, attention_heads};
+pub use kv_cache::{KvSlice, MIN_SPAN_ROWS, Placement, kv_cache_write};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use moe::{moe_weighted_acc, softmax_topk};
