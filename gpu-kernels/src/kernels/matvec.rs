@@ -240,11 +240,11 @@ unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, 
     unsafe {
         let y = y.add(row as usize);
         let mut sum = sum;
-        if !o.bias.is_null() {
-            sum += ld(o.bias.add(expert_row as usize + row as usize));
-        }
         if p.flags & MATVEC_ACCUMULATE != 0 {
             sum += ld(y);
+        }
+        if !o.bias.is_null() {
+            sum += ld(o.bias.add(expert_row as usize + row as usize));
         }
         st(y, sum);
     }

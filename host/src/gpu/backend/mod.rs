@@ -20,11 +20,12 @@ use std::any::Any;
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use gpu_kernels::kernels::rope::RopeParams;
 
 use super::device::{Device, DeviceError};
 use super::memory::Buffer;
 use super::ops::OpError;
-use crate::backend::{Error, Result, Rope};
+use crate::backend::{Error, Pairing, Result, Rope};
 
 pub use batch::{Batch, BatchShape};
 pub use cache::Cache;
@@ -189,6 +190,12 @@ impl<D: Device> GpuBackend<D> {
         self.mark_moved(launched.map_err(op_error)?);
         Ok(())
     }
+}
+
+/// A rotation of `n_head` heads, as the kernels take it.
+fn rope_params(rope: &Rope, n_head: u32, head_dim: u32) -> RopeParams {
+    let adjacent = u32::from(rope.pairing == Pairing::Adjacent);
+    RopeParams { n_head, head_dim, n_rot: rope.n_rot, adjacent, magnitude: rope.magnitude }
 }
 
 /// A device's error, where `what` was to be allocated.

@@ -1,20 +1,18 @@
 //! [`Backend`], one operation after the other.
 #![expect(unsafe_code, reason = "launchers whose indices were checked when the batch was made")]
 
-use gpu_kernels::kernels::rope::RopeParams;
-
 use super::batch::Batch;
 use super::cache::Cache;
 use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
-use super::{Activations, GpuBackend, op_error};
+use super::{Activations, GpuBackend, rope_params};
 use crate::backend::{
-    self as api, AttentionShape, Backend, CacheShape, Choose, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing,
-    Result, Rope, RouterRule, Section,
+    self as api, AttentionShape, Backend, CacheShape, Choose, DeltaNetShape, GatedAct, Measured, Result, Rope,
+    RouterRule, Section,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, Matvec, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on float weights take tiles: fewer than that would leave most of a tile idle.
@@ -25,7 +23,13 @@ const GROUP_MIN_ROWS: u32 = 9;
 
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options, the weights' type and the number of rows ask for.
-    fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32, groups: Option<RouteGroups<'_>>) -> Result {
+    pub(super) fn product(
+        &mut self,
+        op: Matvec<'_>,
+        x: &Tensor<D>,
+        n_x_rows: u32,
+        groups: Option<RouteGroups<'_>>,
+    ) -> Result {
         let op = Matvec { dependent: self.dependent(), ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
@@ -235,13 +239,7 @@ impl<D: Device> Backend for GpuBackend<D> {
 
     fn rope(&mut self, x: &mut Tensor<D>, head_dim: u32, rope: &Rope, batch: &Batch<D>) -> Result {
         let turns = self.rope_turns(rope)?;
-        let p = RopeParams {
-            n_head: x.cols().checked_div(head_dim).unwrap_or(0),
-            head_dim,
-            n_rot: rope.n_rot,
-            adjacent: u32::from(rope.pairing == Pairing::Adjacent),
-            magnitude: rope.magnitude,
-        };
+        let p = rope_params(rope, x.cols().checked_div(head_dim).unwrap_or(0), head_dim);
         let launched = ops::rope(&*self.device, x.rows_mut(batch.shape.rows)?, batch.pos()?, turns.slice(), p);
         self.done(launched)
     }
@@ -266,17 +264,8 @@ impl<D: Device> Backend for GpuBackend<D> {
         sinks: Option<&Vector<D>>,
         batch: &Batch<D>,
     ) -> Result {
-        let n = batch.shape.rows;
-        let at = batch.placement(cache.n_pages)?;
-        let max_keys = batch.shape.max_pages.saturating_mul(PAGE_TOKENS);
-        let n_split = ops::n_split(self.device.properties(), n, shape, max_keys);
-        let heads = n as usize * shape.n_head as usize * n_split as usize;
-        let partials = self.partials(heads, shape.head_dim)?;
-        let partials = Partials { out: partials.out.slice(), max_sum: partials.max_sum.slice(), n_split };
-        let (kv, sinks, out) = (cache.kv(layer)?, sinks.map(|sinks| sinks.data.slice()), out.rows_mut(n)?);
-        // SAFETY: as in `kv_write`; that every position was written is the session's business, and kernels
-        // read memory of the cache in any case.
-        unsafe { ops::attention(&*self.device, q.rows(n)?, kv, at, partials, sinks, out, shape) }.map_err(op_error)
+        let sinks = sinks.map(|sinks| sinks.data.slice());
+        self.attend(out, q, None, cache, layer, shape, sinks, batch)
     }
 
     fn sigmoid_mul(&mut self, x: &mut Tensor<D>, gate: &Tensor<D>, batch: &Batch<D>) -> Result {

@@ -3,6 +3,7 @@
 //! Each measurement of a weight format is over tensors that are larger than the second-level cache, and says which share of
 //! the bandwidth of [`read_sweep`] it reaches: that is what decoding is bound by.
 
+mod attention;
 mod delta_net;
 mod ffn;
 mod layers;

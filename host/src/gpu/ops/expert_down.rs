@@ -92,9 +92,6 @@ impl ExpertDown<'_> {
 
     fn params(&self) -> ExpertDownParams {
         let w = self.w;
-        let shape = MatvecShape::new(w.ty(), Activations::Q8);
-        // As the dense product has it: for several tokens that shares a row among other numbers of lanes.
-        let form = if self.tokens == 1 { Activations::Q8 } else { Activations::Q8x4 };
         let lanes = |w: Matrix<'_>| MatvecShape::lanes_log2(w.ty(), w.chunks());
         let shared = self.shared.map(|shared| shared.w);
         ExpertDownParams {

@@ -187,7 +187,6 @@ impl GateUp<'_> {
     /// Grid and parameters.
     fn launch<D: Device>(&self, device: &D) -> (Launch, GateUpParams) {
         let (gate, n_used, tokens) = (self.gate, self.n_used(), self.tokens);
-        let shape = MatvecShape::new(gate.ty(), Activations::Q8);
         let row_blocks = gate.rows() / ROWS;
         let blocks = u64::from(row_blocks) * u64::from(n_used) * u64::from(tokens);
         let threads = if blocks > u64::from(device.properties().n_sm) { THREADS_CROWDED } else { THREADS };

@@ -106,7 +106,7 @@ pub fn matvecs<D: Device>(
     let mut params = MatvecsParams { parts: [absent; MATVECS_MAX], cols, tokens };
     let mut blocks = 0;
     for (part, product) in params.parts.iter_mut().zip(products) {
-        let (w, shape) = (product.w, product.shape(tokens));
+        let w = product.w;
         *part = MatvecsPart {
             planes: w.planes(),
             rows: w.rows(),

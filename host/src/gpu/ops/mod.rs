@@ -14,6 +14,8 @@ mod embedding;
 mod expert_down;
 mod feed;
 mod gate_up;
+mod heads;
+mod kv_cache;
 mod matmul;
 mod matmul_float;
 mod matrix;
@@ -38,7 +40,7 @@ use super::device::DeviceError;
 use super::memory::Slice;
 
 pub use argmax::{Parts, argmax, n_part};
-pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, n_split, takes_head_dim};
+pub use attention::{Attention, AttentionOut, Partials, attention, n_split, split_rows, takes_head_dim};
 pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, join_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc,
     split_gate,
@@ -47,6 +49,8 @@ pub use embedding::embedding;
 pub use expert_down::{ExpertDown, SharedDown, expert_down, takes_expert_down};
 pub use feed::{Fed, NOT_FED, feed};
 pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_routing};
+pub use heads::{Heads, attention_heads};
+pub use kv_cache::{KvSlice, MIN_SPAN_ROWS, Placement, kv_cache_write};
 pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
 pub use matmul_float::matmul_float;
 pub use matrix::Matrix;
