@@ -3,7 +3,7 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::expert_down::{self as kernels, ExpertDownParams, MAX_USED, ROWS, THREADS};
-use gpu_kernels::params::{Activations, MatvecShape};
+use gpu_kernels::params::MatvecShape;
 
 use super::{Check, Matrix, OpError, Q8, Result, takes_q8};
 use crate::gpu::device::Device;

@@ -7,7 +7,7 @@ use gpu_kernels::kernels::gate_up::{
 };
 use gpu_kernels::kernels::softmax_topk::MAX_USED;
 use gpu_kernels::layout;
-use gpu_kernels::params::{Activations, MatvecShape};
+use gpu_kernels::params::MatvecShape;
 
 use super::{Check, Matrix, OpError, Q8, Result, takes_q8};
 use crate::backend::{GatedAct, RouterRule};
