@@ -134,24 +134,29 @@ fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) ->
         let rows = chunk.min(n - start) as u32;
         let span = Span { slot: 0, start: start as u32, rows, pages: vec![0] };
         let tokens = case.tokens[start..start + rows as usize].to_vec();
-        session.forward(&Batch { tokens, spans: vec![span], outputs: (0..rows).collect() }, &mut logits).expect("it runs");
+        session
+            .forward(&Batch { tokens, spans: vec![span], outputs: (0..rows).collect() }, &mut logits)
+            .expect("it runs");
         all.extend(logits.chunks_exact(n_vocab).map(<[f32]>::to_vec));
     }
     all
 }
 
-/// Rows in tiles, experts by groups and rows one by one: the same arithmetic in another order. Rounding may move an
-/// activation to the next of its 255 integers, hence the tolerance; a wrong row, scale or expert is far outside.
+/// Rows in tiles, experts by groups and rows one by one: the same arithmetic in another order. Most positions agree to
+/// rounding; where that moves an activation to the next of its 255 integers, or a router to another expert, that
+/// position and those after it differ as int8 activations do. A wrong row, scale or expert is off everywhere.
 fn tiles_agree_with_single_rows<D: Device>(device: &Arc<D>) {
     for case in tiny_cases() {
         let n = case.tokens.len().min(20);
         let single = in_chunks(device, &case, n, 1);
         for chunk in [n, 9, 5] {
             let tiled = in_chunks(device, &case, n, chunk);
-            let errors = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b));
-            let worst = errors.fold(0.0, f64::max);
+            let errors: Vec<f64> = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
+            let worst = errors.iter().copied().fold(0.0, f64::max);
             println!("{} in chunks of {chunk}: {worst:.1e}", case.name);
-            assert!(tiled.len() == n && worst < 1e-2, "{} in chunks of {chunk}: {worst:e}", case.name);
+            let same = errors.iter().filter(|error| **error < 1e-5).count();
+            let agree = tiled.len() == n && worst < INT8_TOLERANCE && same > n / 3;
+            assert!(agree, "{} in chunks of {chunk}: {errors:?}", case.name);
         }
     }
 }

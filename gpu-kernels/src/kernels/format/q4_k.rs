@@ -7,8 +7,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles, select,
-    unsigned_bytes,
+    Format, FormatQ8, FormatTile, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles,
+    select, unsigned_bytes,
 };
 use crate::blocks::GgmlType;
 

@@ -17,21 +17,15 @@ use crate::gpu::device::Device;
 use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
-/// Rows from which on float weights take tiles: fewer than that would leave most of a tile idle.
-const FLOAT_TILE_MIN_ROWS: u32 = 48;
+/// Rows from which on those with the same float weights are multiplied together.
+const FLOAT_MIN_ROWS: u32 = 5;
 /// Rows from which on routes are grouped by expert. Few rows hardly share experts: eight rows of eight, out of 256,
 /// go to 57 different ones on average.
 const GROUP_MIN_ROWS: u32 = 9;
 
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options, the weights' type and the number of rows ask for.
-    fn product(
-        &mut self,
-        op: Matvec<'_>,
-        x: &Tensor<D>,
-        n_x_rows: u32,
-        groups: Option<RouteGroups<'_>>,
-    ) -> Result {
+    fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32, groups: Option<RouteGroups<'_>>) -> Result {
         let op = Matvec { dependent: self.dependent(), ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
@@ -43,7 +37,7 @@ impl<D: Device> GpuBackend<D> {
             }
         } else {
             let (cols, x) = (x.cols(), x.rows(n_x_rows)?);
-            if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_TILE_MIN_ROWS {
+            if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_MIN_ROWS {
                 ops::matmul_float(&*self.device, &op, x, cols)
             } else {
                 ops::matvec(&*self.device, &op, x, cols)

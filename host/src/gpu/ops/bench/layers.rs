@@ -52,7 +52,12 @@ impl<D: Device> Bench<'_, D> {
     }
 
     /// Times one launch of a chain and notes it.
-    pub(super) fn chain(&mut self, op: &'static str, shape: &str, mut run: impl FnMut(&D) -> Result<u64>) -> Result<()> {
+    pub(super) fn chain(
+        &mut self,
+        op: &'static str,
+        shape: &str,
+        mut run: impl FnMut(&D) -> Result<u64>,
+    ) -> Result<()> {
         let mut bytes = 0;
         let device = self.device;
         let launches = if self.is_small() { 1 } else { CHAIN };
