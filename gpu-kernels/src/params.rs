@@ -77,19 +77,32 @@ impl MatvecShape {
 
     /// `log2` of the lanes that share a row of `chunks` chunks: the whole warp where the row fills it,
     /// fewer for shorter rows, so that lanes are not idle; never less than a block's chunks, see
-    /// [`Format`](crate::kernels::format::Format).
-    pub const fn lanes_log2(self, ty: GgmlType, chunks: u32) -> u32 {
-        let lanes = chunks.div_ceil(self.steps);
+    /// [`Format`](crate::kernels::format::Format). Matrices in F32 have few rows (routers, gates), of which a warp
+    /// would take several steps: there up to a whole block shares a row.
+    ///
+    /// The same whatever it is multiplied with: a token's sums then have the same order, and its result the same bits,
+    /// alone and beside others.
+    pub const fn lanes_log2(ty: GgmlType, chunks: u32) -> u32 {
+        let lanes = chunks.div_ceil(Self::new(ty, Activations::Q8).steps);
         let block = block_chunks(ty);
         let lanes = if lanes < block { block } else { lanes };
-        if lanes >= WARP { WARP.ilog2() } else { lanes.next_power_of_two().ilog2() }
+        let most = if shares_by_block(ty) { MATVEC_BLOCK } else { WARP };
+        if lanes >= most { most.ilog2() } else { lanes.next_power_of_two().ilog2() }
     }
 
     /// Rows that one block computes.
     pub const fn rows_per_block(self, ty: GgmlType, chunks: u32) -> u32 {
-        (MATVEC_BLOCK >> self.lanes_log2(ty, chunks)) * self.rows
+        (MATVEC_BLOCK >> Self::lanes_log2(ty, chunks)) * self.rows
     }
 }
+
+/// Whether more lanes than a warp may share a row of this type. Their sums then meet in shared memory.
+pub const fn shares_by_block(ty: GgmlType) -> bool {
+    matches!(ty, GgmlType::F32)
+}
+
+/// Shared memory of the matvec kernels that take such a type: a word a warp and token.
+pub const MATVEC_SHARED_BYTES: u32 = MATVEC_BLOCK / WARP * 4 * 4;
 
 /// `y += w·x` instead of `y = w·x`.
 pub const MATVEC_ACCUMULATE: u32 = 1;
@@ -123,6 +136,41 @@ pub struct MatvecParams {
     pub routes: u32,
     /// `MATVEC_*` bits.
     pub flags: u32,
+}
+
+/// The most products of the same activations in one launch of `matvecs_*`.
+pub const MATVECS_MAX: usize = 4;
+
+/// One of the products of `matvecs_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct MatvecsPart {
+    /// Byte offsets of the weight's planes.
+    pub planes: [u64; MAX_PLANES],
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// 16-byte chunks in a row.
+    pub chunks: u32,
+    /// [`MatvecShape::lanes_log2`] of the type and `chunks`.
+    pub lanes_log2: u32,
+    /// Elements from one row of `y` to the next.
+    pub y_stride: u32,
+    /// The first block of this product; `u32::MAX` for one that is not there.
+    pub first_block: u32,
+    /// 1 where the weights are F32 and take f32 activations.
+    pub plain: u32,
+}
+
+/// Parameters of `matvecs_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct MatvecsParams {
+    /// The products, in the order of their first blocks; the first block of the first is 0.
+    pub parts: [MatvecsPart; MATVECS_MAX],
+    /// Elements of a row of activations, in both forms.
+    pub cols: u32,
+    /// Rows of activations.
+    pub tokens: u32,
 }
 
 /// Parameters of `repack_*`.

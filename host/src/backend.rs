@@ -11,7 +11,6 @@
 //! Shapes are `[rows, cols]`, the last dimension contiguous. Activations are f32.
 
 use crate::gguf;
-use crate::gpu::profile::Profile;
 pub use crate::model::config::Pairing;
 use crate::model::layers::{self, Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
@@ -124,10 +123,12 @@ pub enum LayerCache {
         /// Values a token.
         kv_dim: u32,
     },
-    /// Gated delta net: the last `d_conv − 1` inputs of the convolution, and one matrix a head.
+    /// Gated delta net: the latest inputs of the convolution, and one matrix a head.
     Recurrent {
-        /// Elements of the convolution state: `(d_conv − 1) · conv_dim`.
-        conv: u32,
+        /// Values of one input of the convolution.
+        conv_dim: u32,
+        /// Its taps: at least `d_conv − 1` inputs have to be kept.
+        d_conv: u32,
         /// Elements of the state: `n_head · d_state · d_state`.
         state: u32,
     },
@@ -147,13 +148,43 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
+/// A part of the model, as far as measurements tell parts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Looking up the tokens: every step starts with it.
+    Embedding,
+    /// An attention layer.
+    Attention,
+    /// A gated delta net layer.
+    DeltaNet,
+    /// A dense feed-forward layer.
+    Ffn,
+    /// A mixture of experts.
+    Moe,
+    /// From the last layer to the next token.
+    Head,
+}
+
+/// One timed launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Launched {
+    /// For what part of the model.
+    pub section: Section,
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// Its time in microseconds.
+    pub us: f64,
+    /// Least traffic with device memory that it needs.
+    pub moved_bytes: u64,
+}
+
 /// Where the time of some steps went.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Time by kernel.
-    pub kernels: Profile,
-    /// Least traffic with device memory that the operations need.
-    pub moved_bytes: u64,
+    /// The launches, in their order.
+    pub launches: Vec<Launched>,
+    /// How fast the device reads its memory, in units of 1e9 bytes a second, where that could be measured.
+    pub read_gb_per_s: Option<f64>,
 }
 
 /// Shape of an attention operation.
@@ -170,6 +201,10 @@ pub struct AttentionShape {
     /// A query at position `t` sees keys in `(t − window, t]`; `None` sees all up to `t`.
     pub window: Option<u32>,
 }
+
+/// Inputs of a gated delta net's convolution that a cache may keep. Three are enough to go on with four taps; with
+/// these, a sequence can also go back a few tokens.
+pub const MAX_CONV_INPUTS: u32 = 8;
 
 /// Added to `Σ x²` before queries and keys of a gated delta net are divided by its root. Source: the models'
 /// reference implementation, `l2norm(x, eps=1e-6)`.
@@ -269,6 +304,10 @@ pub trait Backend: Sized + Send {
         self.run(step)
     }
 
+    /// What follows is for this part of the model. It computes nothing; measurements tell parts apart by it.
+    fn section(&mut self, section: Section) {
+        let _ = section;
+    }
     /// Times every kernel from now on, or no more.
     fn set_profiling(&mut self, on: bool) {
         let _ = on;
@@ -342,6 +381,8 @@ pub trait Backend: Sized + Send {
     ) -> Result;
     /// `out[i] = x[batch.outputs[i]]`.
     fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, batch: &Self::Batch) -> Result;
+    /// `out[m] = [a[m] | b[m]]`.
+    fn join_rows(&mut self, out: &mut Self::Tensor, a: &Self::Tensor, b: &Self::Tensor, batch: &Self::Batch) -> Result;
     /// `logits[i, r] = Σ_k w[r, k]·x[i, k]` over the output rows of the batch.
     fn head(&mut self, logits: &mut Self::Tensor, w: &Self::Matrix, x: &Self::Tensor, batch: &Self::Batch) -> Result;
 

@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
+        .with_target(cli.is_detailed())
         .init();
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -19,7 +19,8 @@ fn golden(name: &str) -> PathBuf {
 
 fn host(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
-    command.args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
+    // The CPU where no test asks for more, so that results are the same with and without a GPU.
+    command.args(args).stdin(Stdio::null()).env_remove("RUST_LOG").env("ZINC_DEVICE", "cpu");
     command
 }
 
@@ -94,6 +95,19 @@ fn a_negative_limit_runs_to_the_end_of_the_context() {
     let count = |key: &str| out[key].as_array().expect("a list").len();
     assert_eq!(count("prompt_ids") + count("ids"), 64);
     assert_eq!(out["finish_reason"], "length");
+}
+
+/// The device that was not asked for is said, in one line, and the result is clean all the same.
+#[test]
+fn falling_back_to_the_cpu_is_said_on_stderr() {
+    let output = host(&["run", "-p", GENESIS, "-n", "2", "--device", "auto"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).starts_with(" God"), "{stderr}");
+    assert_eq!(stderr.lines().filter(|line| line.contains("the CPU runs the model: ")).count(), 1, "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
 #[test]
@@ -178,8 +192,30 @@ fn bench_reports_every_test_and_the_kernels() {
     assert!(tests.iter().all(|test| test["median"].as_f64().is_some_and(|x| x > 0.0)), "{out}");
     let gpu = ["-p", "0", "-n", "2", "--device", "emulated", "--profile"];
     let out = json(&ok(&[&model[..], &gpu[..]].concat()));
-    let kernels = out["profiles"][0]["kernels"].as_array().expect("a list");
+    let profile = &out["profiles"][0];
+    let kernels = profile["kernels"].as_array().expect("a list");
     assert!(kernels.iter().any(|kernel| kernel["name"] == "ssm_delta_net_64"), "{out}");
+    let stages = profile["stages"].as_array().expect("a list");
+    for name in ["embedding", "norm", "projections", "attention", "delta net", "router", "experts", "head"] {
+        let stage = stages.iter().find(|stage| stage["name"] == name).unwrap_or_else(|| panic!("no {name}: {profile}"));
+        let positive = |key: &str| stage[key].as_f64().is_some_and(|x| x > 0.0);
+        assert!(["us", "moved_bytes", "gb_per_s", "share_of_bandwidth"].into_iter().all(positive), "{stage}");
+    }
+    assert!(
+        profile["idle_us"].is_number() && profile["launches"].as_array().is_some_and(|l| l.len() > 20),
+        "{profile}"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let picture = folder.path().join("profile.svg");
+    let picture = picture.to_str().expect("UTF-8");
+    let table =
+        ok(&[&model[..3], &["-r", "1", "-p", "0", "-n", "2", "--device", "emulated", "--plot", picture]].concat());
+    assert!(table.contains("| experts |"), "{table}");
+    assert!(fs::read_to_string(picture).expect("a picture").contains("experts"));
+    assert!(
+        fails(&[&model[..3], &["-n", "2", "-p", "0", "--device", "cpu", "--plot", picture]].concat(), 2)
+            .contains("--plot")
+    );
 }
 
 fn floats(path: &Path) -> Vec<f32> {
@@ -207,6 +243,56 @@ fn errors_are_one_line_and_an_exit_code() {
     assert!(fails(&["run", "-m", broken.to_str().expect("UTF-8"), "-p", "x"], 1).contains("broken.gguf"));
 }
 
+/// A damaged file costs neither time nor memory, whatever it claims: the program has half a GiB of address space, 64 MiB
+/// of which may be memory of its own.
+#[test]
+#[cfg(target_os = "linux")]
+fn inspect_refuses_hostile_files_at_once_and_in_little_memory() {
+    let whole = fs::read(golden("logits/qwen35moe-tiny.gguf")).expect("the model");
+    let header = |n_tensors: u64, n_pairs: u64| {
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &n_tensors.to_le_bytes(), &n_pairs.to_le_bytes()].concat()
+    };
+    let array = [&header(0, 1)[..], &1u64.to_le_bytes(), b"a", &[9, 0, 0, 0, 4, 0, 0, 0], &(1u64 << 61).to_le_bytes()];
+    let tensor = |dims: &[u64]| {
+        let dims_bytes: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
+        let n_dims = (dims.len() as u32).to_le_bytes();
+        [&header(1, 0)[..], &1u64.to_le_bytes(), b"t", &n_dims, &dims_bytes, &[0; 12], &[0; 128]].concat()
+    };
+    let files = [
+        ("pairs", header(0, 1 << 62), "metadata"),
+        ("tensors", header(1 << 62, 0), "tensor"),
+        ("key", [&header(0, 1)[..], &u64::MAX.to_le_bytes()].concat(), "key"),
+        ("array", array.concat(), "\"a\""),
+        ("product", tensor(&[1 << 33, 1 << 33]), "\"t\""),
+        ("bytes", tensor(&[1 << 62]), "\"t\""),
+        ("large", tensor(&[1 << 60]), "\"t\""),
+        ("cut", whole[..whole.len() - 1].to_vec(), "tensor"),
+        ("noise", (0..4096u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect(), "GGUF"),
+    ];
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, bytes, named) in files {
+        let path = folder.path().join(format!("{name}.gguf"));
+        fs::write(&path, bytes).expect("the file is written");
+        let start = std::time::Instant::now();
+        let output = Command::new("sh")
+            .args([
+                "-c",
+                "ulimit -v 524288 && ulimit -d 65536 && exec \"$0\" inspect \"$1\"",
+                env!("CARGO_BIN_EXE_host"),
+            ])
+            .arg(&path)
+            .output()
+            .expect("sh starts");
+        let took = start.elapsed();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}: {stderr}");
+        assert!(output.stdout.is_empty() && stderr.lines().count() == 1, "{name}: {stderr}");
+        assert!(stderr.contains(&*path.to_string_lossy()) && stderr.contains(named), "{name}: {stderr}");
+        assert!(took.as_millis() < 1000, "{name} took {took:?}");
+    }
+}
+
+/// B47: a context length is a claim, and nothing to allocate by.
 #[test]
 fn an_absurd_context_length_in_the_file_is_not_allocated() {
     let bytes = fs::read(golden("logits/llama-tiny.gguf")).expect("the model");

@@ -58,6 +58,9 @@ impl Hub {
             && !request.contains("/bytes")
         {
             write!(stream, "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").ok();
+        } else if request.contains("/owner/old-name/") {
+            let moved = "HTTP/1.1 307 Temporary Redirect\r\nlocation: /owner/repo/resolve/main/tiny.gguf\r\n";
+            write!(stream, "{moved}content-length: 0\r\nconnection: close\r\n\r\n").ok();
         } else if request.contains("/owner/repo/resolve/main/tiny.gguf ") {
             let size = state.size.unwrap_or(self.bytes.len() as u64);
             let sha256 = state.sha256.clone().unwrap_or_else(|| sha256(&self.bytes));
@@ -70,7 +73,9 @@ impl Hub {
         } else if request.contains("/bytes ") {
             assert_eq!(header("authorization"), None, "the token goes to the hub alone");
             let range = header("range");
-            state.ranges.push(range.clone());
+            if request.starts_with("GET ") {
+                state.ranges.push(range.clone());
+            }
             let start = range
                 .filter(|_| !state.no_ranges)
                 .and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
@@ -158,6 +163,8 @@ fn a_model_is_pulled_used_and_removed() {
     assert!(setting.ok(&["model", "rm", NAME]).contains("removed"));
     assert!(setting.files().is_empty());
     assert!(setting.fails(&["model", "rm", NAME]).contains("not here"));
+    let renamed = setting.ok(&["model", "pull", "hf:owner/old-name/tiny.gguf"]);
+    assert_eq!(fs::read(renamed.trim()).expect("the file"), *setting.hub.bytes);
     let list = setting.ok(&["model", "list"]);
     assert!(list.contains("smollm2-135m") && list.contains("gpt-oss-20b"), "{list}");
 }

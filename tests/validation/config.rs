@@ -4,7 +4,8 @@ use gpu_kernels::blocks::GgmlType;
 use host::gguf::{Gguf, Value, Writer};
 use host::model::config::{Arch, Config, DEFAULT_N_CTX, LayerKind, MAX_N_CTX, Pairing, RopeScaling, Yarn};
 
-use crate::gguf::craft::{ARCHS, copy, golden, repo};
+use crate::checkout;
+use crate::gguf::craft::{ARCHS, copy, golden};
 
 /// The golden model's file with some keys left out and others added.
 fn with(arch: &str, without: &[&str], change: impl FnOnce(&mut Writer)) -> Gguf {
@@ -47,7 +48,7 @@ fn golden_models_have_their_shapes() {
 
 #[test]
 fn reference_architecture() {
-    let c = Config::from_gguf(&Gguf::open(&repo("models/zinc-tiny-qwen35moe.gguf")).unwrap()).unwrap();
+    let c = Config::from_gguf(&Gguf::open(&checkout::zinc_tiny()).unwrap()).unwrap();
     assert_eq!((c.n_layer, c.n_nextn, c.n_head, c.n_head_kv, c.rope.n_rot), (8, 1, 4, 2, 16));
     assert_eq!((c.rope.freq_base, c.rope.sections), (1e7, Some([3, 3, 2, 0])));
     let full: Vec<usize> = (0..8).filter(|&il| c.layers[il] == LayerKind::Full).collect();
@@ -60,7 +61,7 @@ fn reference_architecture() {
     assert_eq!((ssm.d_conv, ssm.d_inner, ssm.d_state, ssm.dt_rank, ssm.n_group), (4, 256, 64, 4, 2));
     assert_eq!(ssm.conv_dim(), 2 * 2 * 64 + 256);
     assert_eq!(c.kv_elems_per_token(), 2 * 2 * 2 * 64);
-    assert_eq!(c.state_elems_per_sequence(), 6 * (4 * 64 * 64 + 3 * 512));
+    assert_eq!(c.state_elems_per_sequence(), 6 * (4 * 64 * 64 + 8 * 512));
 }
 
 #[test]

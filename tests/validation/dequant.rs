@@ -63,6 +63,7 @@ fn check_block(ty: GgmlType, bytes: &[u8], expected: &[(usize, f32)], rest: Opti
     }
 }
 
+/// B22, on the CPU, with the three after it.
 #[test]
 fn mxfp4_low_nibbles_are_the_first_half() {
     let block = |e: u8| {

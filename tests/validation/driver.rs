@@ -75,7 +75,9 @@ fn check_is_ready_on_the_emulated_device() {
     let ready = check::run(&args, &mut out).expect("writing to memory");
     let out = String::from_utf8(out).expect("text");
     assert!(ready, "{out}");
-    for step in ["memory", "copies", "launch", "events", "graph", "staging", "readback", "profile", "READY"] {
+    for step in
+        ["memory", "copies", "launch", "events", "graph", "staging", "readback", "profile", "exact", "int8", "READY"]
+    {
         assert!(out.lines().any(|line| line.starts_with(step)), "no {step} in:\n{out}");
     }
 }
@@ -90,6 +92,27 @@ fn check_refuses_a_model_that_is_not_there() {
     assert!(out.contains("NOT READY: no/such/model.gguf: "), "{out}");
 }
 
+/// B47: what a model needs is said before it is loaded, part by part.
+#[test]
+fn check_says_what_a_model_needs_and_whether_it_fits() {
+    let check = |ctx| {
+        let model = Some(crate::checkout::zinc_tiny());
+        let args = CheckArgs { device: CheckedDevice::Emulated, model, ctx, ..CheckArgs::default() };
+        let mut out = Vec::new();
+        let ready = check::run(&args, &mut out).expect("writing to memory");
+        (ready, String::from_utf8(out).expect("text"))
+    };
+    let (ready, out) = check(Some(128));
+    assert!(ready, "{out}");
+    for part in ["weights", "KV cache", "state", "activations", "with a context of 128 tokens"] {
+        assert!(out.contains(part), "no {part} in:\n{out}");
+    }
+    let (ready, out) = check(Some(100_000_000));
+    let last = out.lines().last().unwrap_or_default();
+    assert!(!ready && last.starts_with("NOT READY: a context of 100000000 tokens needs "), "{out}");
+    assert!(last.contains("GiB are free"), "{out}");
+}
+
 #[test]
 fn a_ptx_header_is_read_from_its_text() {
     let header = Header::parse(PTX).expect("PTX");
@@ -102,6 +125,7 @@ fn a_ptx_header_is_read_from_its_text() {
     assert!(Header::parse(&PTX.replace("rms_norm(", "(")).is_err(), "an entry without a name");
 }
 
+/// B44: PTX that the driver is too old for.
 #[test]
 fn ptx_newer_than_the_driver_is_one_line_that_names_both() {
     let wanted = Header::parse(&PTX.replace("8.0", "99.0")).expect("PTX").version;
@@ -281,6 +305,7 @@ fn one_device_serves_several_threads() {
     assert_eq!(device.memory().expect("memory").free_bytes, device.memory().expect("memory").total_bytes);
 }
 
+/// B31: devices keep apart.
 #[test]
 fn two_devices_in_turn_keep_apart() {
     let (a, b) = (Emulated::new(), Emulated::new());
@@ -321,6 +346,7 @@ fn slices_are_checked() {
     assert!(launch_axpy(&device, 1.0, low, buffer.part(..49).expect("less")).is_err());
 }
 
+/// B47: running out of memory is an error and no more.
 #[test]
 fn an_allocation_that_does_not_fit_leaves_the_device_usable() {
     let device = Emulated::new().memory_limit(1000);

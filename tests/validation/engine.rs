@@ -1,12 +1,12 @@
 //! The engine over a model without weights: scheduling, memory, cancellation, prefix reuse.
 
 mod ahead;
+mod draft;
 mod model;
 mod random;
 mod text;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use host::engine::mock::{Log, Mock, Script};
@@ -17,10 +17,12 @@ use host::gguf::Gguf;
 use host::model::config::Config;
 use host::model::session::Limits;
 
+use crate::checkout;
+
 /// The shape of a model with delta-net layers, or of one without.
 fn config(recurrent: bool) -> Config {
     let file = if recurrent { "qwen35moe-tiny" } else { "llama-tiny" };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/logits/{file}.gguf"));
+    let path = checkout::path(&format!("tests/data/logits/{file}.gguf"));
     let config = Config::from_gguf(&Gguf::open(&path).expect("a model")).expect("its shape");
     assert_eq!(config.state_elems_per_sequence() > 0, recurrent);
     config
@@ -39,6 +41,8 @@ struct Sizes {
     reuse: bool,
     /// Whether the mock chooses tokens, and so may be a step ahead.
     chooses: bool,
+    /// Tokens that the mock guesses.
+    n_draft: u32,
 }
 
 const SIZES: Sizes = Sizes {
@@ -51,14 +55,15 @@ const SIZES: Sizes = Sizes {
     n_queue: 100,
     reuse: true,
     chooses: false,
+    n_draft: 0,
 };
 
 fn engine(sizes: Sizes, script: Script) -> (Engine, Arc<Mutex<Log>>) {
     let limits = Limits {
         n_pages: sizes.n_pages,
-        n_slots: sizes.n_slots + sizes.n_checkpoints,
+        n_slots: if sizes.n_draft > 0 { 2 * sizes.n_slots } else { sizes.n_slots } + sizes.n_checkpoints,
         n_batch: sizes.n_batch,
-        n_outputs: sizes.n_slots,
+        n_outputs: sizes.n_slots * (1 + sizes.n_draft),
     };
     let script = Script { chooses: sizes.chooses, ..script };
     let mock = Mock::new(config(sizes.recurrent), limits, script);
@@ -68,6 +73,7 @@ fn engine(sizes: Sizes, script: Script) -> (Engine, Arc<Mutex<Log>>) {
         n_slots: sizes.n_slots,
         n_batch: sizes.n_batch,
         n_queue: sizes.n_queue,
+        n_draft: sizes.n_draft,
         prefix_reuse: sizes.reuse,
         ..EngineOptions::default()
     };

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use host::cli::check::{self, CheckArgs};
 use tempfile::TempDir;
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fake_driver/libcuda.rs");
+use crate::checkout;
 
 /// Enough of a PTX text for the driver's side of things; the fake compiles nothing.
 const PTX: &str = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry read_sweep(\n)\n{ ret; }\n";
@@ -35,11 +35,15 @@ fn check_says_what_it_finds() {
 fn fake_driver() -> Result<&'static Path, &'static str> {
     static BUILT: OnceLock<Result<TempDir, String>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
+        let source = checkout::path("tests/fake_driver/libcuda.rs");
+        if !source.exists() {
+            return Err(format!("{} is not there", source.display()));
+        }
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let output = Command::new("rustc")
             .args(["--edition", "2024", "--crate-type", "cdylib", "-Copt-level=2", "-Cpanic=abort", "-o"])
             .arg(folder.path().join("libcuda.so.1"))
-            .arg(SOURCE)
+            .arg(source)
             .output()
             .map_err(|error| format!("rustc does not run: {error}"))?;
         assert!(
@@ -88,10 +92,12 @@ fn verdict_is(fault: &str, sync: bool, expected: &[&str]) {
 fn a_working_driver_passes_every_step() {
     let Some(out) = check_with("none", false) else { return };
     for start in
-        ["driver       CUDA 13.0", "device       0: Fake GPU (sm_90, 4 SMs", "chosen", "graph", "staging", "READY"]
+        ["driver       CUDA 13.0", "device       0: Fake GPU (sm_90, 4 SMs", "chosen", "graph", "staging", "profile"]
     {
         assert!(out.lines().any(|line| line.starts_with(start)), "no {start:?} in:\n{out}");
     }
+    // It has one kernel: the next step, which runs a model's operations, says which other it wants first.
+    verdict_is("none", false, &["self-test, exact: ", "kernel"]);
 }
 
 #[test]

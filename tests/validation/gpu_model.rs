@@ -3,7 +3,7 @@
 //! On the emulated device a few positions, always; on a GPU all of them, with `ZINC_GPU=1`. Then a machine
 //! without a usable GPU fails.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use host::backend::{Batch, Choose, Draw, PAGE_TOKENS, Span};
@@ -15,18 +15,16 @@ use host::model::distance::Distance;
 use host::model::golden::{self, Case, Expected};
 use host::model::{Executor, Limits, Session};
 
+use crate::checkout;
+
 /// With f32 activations and keys. The golden engine differs from itself by 8e-7 between batched and stepwise runs.
 const TOLERANCE: f64 = 1e-4;
 /// Of the int8 activations, loosely: one product in 32-element blocks is off by about 2⁻⁸ relative, and errors of
 /// layers add up like noise. What it means for the next token is measured beside it.
 const INT8_TOLERANCE: f64 = 0.1;
 
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
-
 fn tiny_cases() -> Vec<Case> {
-    golden::read_manifest(&root().join("tests/data/logits")).expect("golden logits")
+    golden::read_manifest(&checkout::path("tests/data/logits")).expect("golden logits")
 }
 
 /// The GPU, where one is asked for.
@@ -73,12 +71,12 @@ fn relative_l2(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Two sequences, in one batch and then token by token: the case from its beginning with its pages out of order,
-/// and beside it the same a few tokens longer. Calls `check` with the golden position of every row of logits.
+/// and beside it the same, a few tokens shorter. Calls `check` with the golden position of every row of logits.
 fn two_sequences<D: Device>(session: &mut Session<GpuBackend<D>>, case: &Case, mut check: impl FnMut(usize, &[f32])) {
     let pages = [vec![2], vec![1]];
     let mut done = [0usize, 0];
     let mut logits = Vec::new();
-    for rows in [[5, 3], [1, 1], [1, 1], [1, 1]] {
+    for rows in [[6, 2], [1, 3], [1, 1], [1, 1], [1, 1]] {
         let mut batch = Batch::default();
         let mut positions = Vec::new();
         for slot in 0..2 {
@@ -142,21 +140,21 @@ fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) ->
     all
 }
 
-/// Rows in tiles, experts by groups and rows one by one: the same arithmetic in another order. Most positions agree to
-/// rounding; where that moves an activation to the next of its 255 integers, or a router to another expert, that
-/// position and those after it differ as int8 activations do. A wrong row, scale or expert is off everywhere.
+/// Rows in tiles, experts by groups and rows one by one: the same arithmetic in another order. Rounding may move an
+/// activation to the next of its 255 integers, and that a router's choice between two near equals, which the positions
+/// after it remember: hence the tolerances. A wrong row, scale or expert table is wrong everywhere, and by about 1.
 fn tiles_agree_with_single_rows<D: Device>(device: &Arc<D>) {
     for case in tiny_cases() {
         let n = case.tokens.len().min(20);
         let single = in_chunks(device, &case, n, 1);
         for chunk in [n, 9, 5] {
             let tiled = in_chunks(device, &case, n, chunk);
-            let errors: Vec<f64> = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
-            let worst = errors.iter().copied().fold(0.0, f64::max);
-            println!("{} in chunks of {chunk}: {worst:.1e}", case.name);
-            let same = errors.iter().filter(|error| **error < 1e-5).count();
-            let agree = tiled.len() == n && worst < INT8_TOLERANCE && same > n / 3;
-            assert!(agree, "{} in chunks of {chunk}: {errors:?}", case.name);
+            let mut errors: Vec<f64> = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
+            assert_eq!(errors.len(), n);
+            errors.sort_by(f64::total_cmp);
+            let (median, worst) = (errors[n / 2], errors[n - 1]);
+            println!("{} in chunks of {chunk}: median {median:.1e}, worst {worst:.1e}", case.name);
+            assert!(median < 2e-2 && worst < 0.3, "{} in chunks of {chunk}: {median:e}, {worst:e}", case.name);
         }
     }
 }
@@ -173,33 +171,42 @@ fn tiles_agree_with_single_rows_on_the_gpu() {
     }
 }
 
-/// Quantising where activations are made gives the bits of quantising them after.
-fn fusing_changes_no_bit<D: Device>(device: &Arc<D>) {
-    for case in tiny_cases().iter().filter(|case| ["qwen35moe", "gpt-oss"].contains(&case.name.as_str())) {
-        let run = |fuse: bool| {
-            let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
-            let options = BackendOptions { fuse, ..options(Activations::Int8) };
-            let mut session = session(device, options, &case.model, limits);
-            let mut all = Vec::new();
-            two_sequences(&mut session, case, |_, logits| all.extend(logits.iter().map(|x| x.to_bits())));
-            all
-        };
-        let (with, without) = (run(true), run(false));
-        assert!(!with.is_empty());
-        let first = with.iter().zip(&without).position(|(a, b)| a != b);
-        assert_eq!((first, with.len()), (None, without.len()), "{}", case.name);
+/// Logits of two sequences of a case, fused or not.
+fn logits<D: Device>(device: &Arc<D>, case: &Case, options: BackendOptions) -> Vec<Vec<f32>> {
+    let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
+    let mut session = session(device, options, &case.model, limits);
+    let mut all = Vec::new();
+    two_sequences(&mut session, case, |_, logits| all.push(logits.to_vec()));
+    all
+}
+
+/// Quantising where activations are made gives the bits of quantising them after. A delta net in one launch adds in
+/// another order than its parts, which int8 activations would make steps of.
+fn fusing_changes_nothing<D: Device>(device: &Arc<D>) {
+    for case in tiny_cases() {
+        let (name, exact) = (case.name.as_str(), case.name != "qwen35moe");
+        if exact && name != "gpt-oss" {
+            continue;
+        }
+        let options = options(if exact { Activations::Int8 } else { Activations::F32 });
+        let [with, without] = [true, false].map(|fuse| logits(device, &case, BackendOptions { fuse, ..options }));
+        assert!(!with.is_empty() && with.len() == without.len());
+        for (with, without) in with.iter().zip(&without) {
+            let error = relative_l2(with, without);
+            assert!(error <= if exact { 0.0 } else { 1e-5 }, "{name}: fused differs by {error:e}");
+        }
     }
 }
 
 #[test]
-fn fusing_changes_no_bit_on_the_emulated_gpu() {
-    fusing_changes_no_bit(&emulated());
+fn fusing_changes_nothing_on_the_emulated_gpu() {
+    fusing_changes_nothing(&emulated());
 }
 
 #[test]
-fn fusing_changes_no_bit_on_the_gpu() {
+fn fusing_changes_nothing_on_the_gpu() {
     if let Some(device) = gpu() {
-        fusing_changes_no_bit(&device);
+        fusing_changes_nothing(&device);
     }
 }
 
@@ -219,6 +226,7 @@ fn graphs_change_no_bit<D: Device>(device: &Arc<D>) {
     assert!(with == without, "a replayed step differs from a launched one");
 }
 
+/// B31: a captured graph keeps nothing of the step it was captured at.
 #[test]
 fn graphs_change_no_bit_on_the_emulated_gpu() {
     graphs_change_no_bit(&emulated());
@@ -357,7 +365,7 @@ fn every_position_on_the_gpu_is_golden() {
 /// The default forms, int8 activations and f16 keys, against the CPU's f32: no farther than llama.cpp's quantised
 /// path is from the same truth.
 fn default_forms_are_near_the_truth(device: &Arc<CudaDevice>, file: &str, model: &Path, max_kl: f64, min_top: f64) {
-    let cases = golden::read_top(&root().join("tests/data").join(file), model).expect("golden file");
+    let cases = golden::read_top(&checkout::path("tests/data").join(file), model).expect("golden file");
     let n_pages = cases.iter().map(|case| case.tokens.len() as u32).max().expect("there are cases");
     let limits = Limits { n_pages: n_pages.div_ceil(PAGE_TOKENS), n_slots: 1, n_batch: 64, n_outputs: 64 };
     let gguf = Arc::new(Gguf::open(model).expect("the model opens"));
@@ -380,20 +388,13 @@ fn default_forms_are_near_the_truth(device: &Arc<CudaDevice>, file: &str, model:
 #[test]
 fn zinc_tiny_on_the_gpu_is_as_near_as_quantised_llama_cpp() {
     let Some(device) = gpu() else { return };
-    let model = root().join("models/zinc-tiny-qwen35moe.gguf");
+    let model = checkout::zinc_tiny();
     default_forms_are_near_the_truth(&device, "zinc-tiny.json", &model, 0.0041, 0.969);
 }
 
 #[test]
 fn smollm2_on_the_gpu_is_as_near_as_quantised_llama_cpp() {
     let Some(device) = gpu() else { return };
-    let cache = std::env::var_os("ZINC_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let model = cache.join("SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !model.exists() {
-        let why = format!("{} is not there; `cargo xtask setup` fetches it", model.display());
-        assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "{why}");
-        println!("skipped: {why}");
-        return;
-    }
+    let Some(model) = checkout::fetched("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     default_forms_are_near_the_truth(&device, "smollm2.json", &model, 0.0029, 0.964);
 }

@@ -1,6 +1,6 @@
 //! Whole models on the CPU against logits of another engine.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use host::backend::{Batch, PAGE_TOKENS, Span};
@@ -10,16 +10,14 @@ use host::gguf::Gguf;
 use host::model::golden::{self, Case};
 use host::model::{Executor, Limits, Session};
 
+use crate::checkout;
+
 /// The engine that made the files differs from itself by 8e-7 between batched and stepwise runs, and the CPU from
 /// it by at most 1.3e-6.
 const TOLERANCE: f64 = 1e-5;
 /// Of single logits: the files have four decimals, so 5e-5 of it is rounding. It is tight enough to see where the
 /// delta net's normalisation puts its epsilon, which makes 2.7e-4.
 const TOP_TOLERANCE: f64 = 1.2e-4;
-
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
 
 fn session(model: &Path, n_pages: u32, n_batch: u32) -> Session<CpuBackend> {
     let gguf = Arc::new(Gguf::open(model).expect("the golden model opens"));
@@ -28,7 +26,7 @@ fn session(model: &Path, n_pages: u32, n_batch: u32) -> Session<CpuBackend> {
 }
 
 fn tiny_cases() -> Vec<Case> {
-    golden::read_manifest(&root().join("tests/data/logits")).expect("golden logits")
+    golden::read_manifest(&checkout::path("tests/data/logits")).expect("golden logits")
 }
 
 /// Index and values of the first two logits that differ in a bit.
@@ -105,7 +103,7 @@ fn sequences_in_one_batch_do_not_touch_each_other() {
 }
 
 fn check_top(file: &str, model: &Path, chunk: usize) {
-    let cases = golden::read_top(&root().join("tests/data").join(file), model).expect("golden file");
+    let cases = golden::read_top(&checkout::path("tests/data").join(file), model).expect("golden file");
     assert!(!cases.is_empty());
     let n_pages = cases.iter().map(Case::n_pages).max().expect("there are cases");
     let mut session = session(model, n_pages, 128);
@@ -119,25 +117,18 @@ fn check_top(file: &str, model: &Path, chunk: usize) {
 
 #[test]
 fn zinc_tiny_continues_its_golden_prompts() {
-    check_top("zinc-tiny.json", &root().join("models/zinc-tiny-qwen35moe.gguf"), usize::MAX);
+    check_top("zinc-tiny.json", &checkout::zinc_tiny(), usize::MAX);
 }
 
 #[test]
 fn smollm2_continues_its_golden_prompts() {
-    let cache = std::env::var_os("ZINC_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let model = cache.join("SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !model.exists() {
-        let why = format!("{} is not there; `cargo xtask setup` fetches it", model.display());
-        assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "{why}");
-        println!("skipped: {why}");
-        return;
-    }
+    let Some(model) = checkout::fetched("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     check_top("smollm2.json", &model, usize::MAX);
 }
 
 /// What loading the tiny llama says after `from` in its header became `to`.
 fn load_error_after(from: &[u8], to: &[u8]) -> String {
-    let mut bytes = std::fs::read(root().join("tests/data/logits/llama-tiny.gguf")).expect("the golden model");
+    let mut bytes = std::fs::read(checkout::path("tests/data/logits/llama-tiny.gguf")).expect("the golden model");
     let at = bytes.windows(from.len()).position(|window| window == from).expect("the header has it");
     bytes[at..at + to.len()].copy_from_slice(to);
     let gguf = Arc::new(Gguf::parse(&bytes).expect("still a GGUF file"));

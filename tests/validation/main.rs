@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test, and names its line")]
 
+mod checkout;
 mod config;
 mod dequant;
 mod driver;

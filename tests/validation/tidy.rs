@@ -3,13 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::checkout;
+
 /// Longest line of a source file, unless it holds a string or a table's row, which cannot be broken.
 const MAX_COLUMNS: usize = 130;
 /// A file past this wants splitting.
 const MAX_LINES: usize = 600;
 
 pub(crate) fn workspace_root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the checkout").to_owned()
+    checkout::path("")
 }
 
 /// The project's own files under `folder` with one of these extensions, in a fixed order.

@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: a model's speed beside llama.cpp's, on the same machine at the same time.
 //!
-//! The two take turns, each in a process of its own with one warm-up run and one measured run, so that what else the
+//! The two take turns, each in a process of its own with a warm-up and one measured run, so that what else the
 //! machine does meets both alike. Prefill is one prompt from nothing, decode follows a prompt of that length. Ours
-//! includes scheduling and sampling, which `llama-bench` leaves out. `--serve` is another matter: see `serve`.
+//! takes the tokens that it decoded, `llama-bench` random ones. `--serve` is another matter: see `serve`.
 
 mod peer;
 mod serve;
@@ -62,7 +62,7 @@ pub(crate) struct Args {
 }
 
 /// Tokens a second.
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy)]
 struct Rates {
     prefill_tok_s: f64,
     decode_tok_s: f64,
@@ -72,7 +72,22 @@ struct Rates {
 #[derive(Deserialize)]
 struct HostReport {
     peak_memory_bytes: Option<u64>,
-    runs: Vec<Rates>,
+    /// The prompt's, then the reply's.
+    tests: Vec<HostTest>,
+}
+
+#[derive(Deserialize)]
+struct HostTest {
+    median: f64,
+}
+
+impl HostReport {
+    fn rates(&self) -> Result<Rates> {
+        match &*self.tests {
+            [prefill, decode] => Ok(Rates { prefill_tok_s: prefill.median, decode_tok_s: decode.median }),
+            tests => bail!("host bench reports {} tests instead of two", tests.len()),
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -95,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let load = load_average();
         let report = run_host(&host, &model, args)?;
         peak_bytes = peak_bytes.max(report.peak_memory_bytes);
-        let our = *report.runs.last().context("host bench reports no run")?;
+        let our = report.rates()?;
         let their = peer::run(&peer, &model, args)?;
         println!(
             "turn {turn}: prefill {:.1} beside {:.1} tok/s, decode {:.1} beside {:.1} tok/s; load average before {load}",
@@ -104,11 +119,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ours.push(our);
         theirs.push(their);
     }
-    for (phase, rate) in [("prefill", (|r| r.prefill_tok_s) as fn(&Rates) -> f64), ("decode", |r| r.decode_tok_s)] {
-        let ours = Spread::of(ours.iter().map(rate));
-        let theirs = Spread::of(theirs.iter().map(rate));
-        println!("{phase:<8} ours {ours}  llama.cpp {theirs}  ratio {:.2}", ours.median / theirs.median);
+    println!("\n| tok/s, median (least to most) | zinc | llama.cpp | ratio |\n|---|---:|---:|---:|");
+    let (prompt, reply) = (format!("prompt of {}", args.n_prompt), format!("reply of {}", args.n_gen));
+    let prefill = (|r| r.prefill_tok_s) as fn(&Rates) -> f64;
+    for (what, rate) in [(prompt, prefill), (reply, |r: &Rates| r.decode_tok_s)] {
+        let (ours, theirs) = (Spread::of(ours.iter().map(rate)), Spread::of(theirs.iter().map(rate)));
+        println!("| {what} | {ours} | {theirs} | {:.2} |", ours.median / theirs.median);
     }
+    println!();
     if let Some(peak_bytes) = peak_bytes {
         print_memory(&model, peak_bytes, args.cpu)?;
     }
@@ -150,11 +168,12 @@ fn print_memory(model: &Path, peak_bytes: u64, is_cpu: bool) -> Result<()> {
     Ok(())
 }
 
-/// One warm-up run and one that counts, in a new process.
+/// One run that counts, in a new process, after its own warm-up.
 fn run_host(host: &Path, model: &Path, args: &Args) -> Result<HostReport> {
     let mut command = Command::new(host);
-    command.arg("bench").arg("-m").arg(model).args(["--repeat", "2", "--format", "json"]);
-    command.args(["-p", &args.n_prompt.to_string(), "-n", &args.n_gen.to_string()]);
+    command.arg("bench").arg("-m").arg(model).args(["--repeat", "1", "--format", "json"]);
+    let (n_prompt, n_gen) = (args.n_prompt.to_string(), args.n_gen.to_string());
+    command.args(["-p", &n_prompt, "-d", &n_prompt, "-n", &n_gen]);
     command.args(["--device", if args.cpu { "cpu" } else { "cuda" }]);
     command.env("RAYON_NUM_THREADS", args.threads.to_string());
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
@@ -191,7 +210,7 @@ impl Spread {
 
 impl std::fmt::Display for Spread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} tok/s ({:.1} to {:.1})", self.median, self.least, self.most)
+        write!(f, "{:.1} ({:.1} to {:.1})", self.median, self.least, self.most)
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     let script = dist.join("run.sh");
-    fs::write(&script, RUN_SH.replace("@ROOT@", &root.to_string_lossy()))?;
+    fs::write(&script, RUN_SH)?;
     workspace::make_executable(&script)?;
     let bytes = folder_bytes(&dist)?;
     let mebibytes = bytes as f64 / f64::from(1 << 20);

@@ -113,6 +113,7 @@ impl FromStr for Arch {
 mod tests {
     use super::*;
 
+    /// B46: the variable that names the GPUs.
     #[test]
     fn every_spelling_of_a_capability_is_accepted() {
         for text in ["90", "9.0", "sm_90", "SM_90", "compute_90", " 90 "] {
@@ -122,6 +123,7 @@ mod tests {
         assert_eq!("sm_90a".parse::<Arch>().unwrap(), Arch::Sm90a);
     }
 
+    /// B46: nonsense in it.
     #[test]
     fn nonsense_is_a_clear_error() {
         for text in ["abc", "", "9", ".0", "9.", "sm_", "900", "9.0.0", "-90"] {

@@ -45,6 +45,11 @@ pub(crate) struct Bitcode {
     pub(crate) sources: Vec<PathBuf>,
 }
 
+/// LLVM's passes are left to `opt`, which knows the target. Of rustc's own, jump threading copies what stands between
+/// two branches on one condition into both of them: a barrier there becomes two, of which a block's lanes reach
+/// different ones, and a shuffle loses half of its warp. LLVM knows such operations (`convergent`), rustc does not.
+const RUSTFLAGS: &str = "-Cno-prepopulate-passes\x1f-Zmir-enable-passes=-JumpThreading";
+
 pub(crate) fn compile(toolchain: &Toolchain, package: &Package, target_dir: &Path) -> Result<Bitcode, Error> {
     let mut cargo = Command::new(&toolchain.cargo);
     for (name, _) in std::env::vars_os() {
@@ -57,7 +62,7 @@ pub(crate) fn compile(toolchain: &Toolchain, package: &Package, target_dir: &Pat
         .env("RUSTC", &toolchain.rustc)
         // Nightly features on a stable compiler: asm for nvptx64, `extern "ptx-kernel"`, -Zbuild-std.
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Cno-prepopulate-passes")
+        .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS)
         .envs([
             ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3"),
             ("CARGO_PROFILE_RELEASE_PANIC", "abort"),

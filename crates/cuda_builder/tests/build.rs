@@ -45,6 +45,7 @@ fn a_kernel_crate_becomes_ptx_for_each_target() {
     assert_eq!(ptx::target(&copy), Some("sm_80"));
 }
 
+/// B46: a change of a kernel rebuilds, and nothing else does.
 #[test]
 fn the_sources_to_watch_are_reported() {
     let Some(built) = build("sources") else { return };

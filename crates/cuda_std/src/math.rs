@@ -185,19 +185,11 @@ pub fn log(x: f32) -> f32 {
     let m = f32::from_bits(bits.wrapping_sub(e << 23).cast_unsigned()) - 1.0;
     let e = (if tiny { e - 23 } else { e }) as f32;
     let z = m * m;
-    let mut p = 7.037_684e-2;
-    for c in [
-        -1.151_461e-1,
-        1.167_699_9e-1,
-        -1.242_014_1e-1,
-        1.424_932_3e-1,
-        -1.666_805_8e-1,
-        2.000_071_5e-1,
-        -2.499_999_4e-1,
-        3.333_333e-1,
-    ] {
-        p = fma(p, m, c);
-    }
+    // Written out: a loop over an array keeps the array in local memory.
+    let p = fma(fma(7.037_684e-2, m, -1.151_461e-1), m, 1.167_699_9e-1);
+    let p = fma(fma(p, m, -1.242_014_1e-1), m, 1.424_932_3e-1);
+    let p = fma(fma(p, m, -1.666_805_8e-1), m, 2.000_071_5e-1);
+    let p = fma(fma(p, m, -2.499_999_4e-1), m, 3.333_333e-1);
     // ln 2 in two parts, the first exact in a product with e.
     let low = fma(e, -2.121_944_4e-4, fma(p * m, z, -0.5 * z));
     let value = fma(e, 0.693_359_4, m + low);

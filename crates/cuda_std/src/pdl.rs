@@ -2,7 +2,9 @@
 //!
 //! A kernel launched that way may read what the grid ahead wrote only after [`grid_dependency_wait`];
 //! before it, it fetches what no kernel writes: weights. Every kernel of a chain waits, for a chain is only
-//! as safe as its links. Loads ahead of the wait are not [`ld_nc`](crate::mem::ld_nc): ptxas moves those.
+//! as safe as its links. And it waits before it calls [`launch_dependents`]: then only the one grid ahead can still
+//! be running, and what was written by those before it may be read at once, such as a state that is written once a
+//! step. Loads ahead of the wait are not [`ld_nc`](crate::mem::ld_nc): ptxas moves those.
 //!
 //! Below sm_90 both are nothing, as on the host: grids of a stream then run one after another.
 //!

@@ -4,7 +4,7 @@
 //! In the emulator the lanes named by a mask all have to come, as on the GPU, and a lane that has
 //! exited counts as missing: its value would be undefined.
 //!
-//! PTX ISA: "shfl.sync", "vote.sync", "bar.warp.sync".
+//! PTX ISA: "shfl.sync", "vote.sync", "redux.sync", "bar.warp.sync".
 
 use crate::Word;
 
@@ -34,6 +34,10 @@ mod imp {
         fn vote_any(mask: i32, predicate: bool) -> bool;
         #[link_name = "llvm.nvvm.vote.ballot.sync"]
         fn vote_ballot(mask: i32, predicate: bool) -> i32;
+        #[link_name = "llvm.nvvm.redux.sync.umax"]
+        fn redux_umax(value: i32, mask: i32) -> i32;
+        #[link_name = "llvm.nvvm.redux.sync.umin"]
+        fn redux_umin(value: i32, mask: i32) -> i32;
     }
 
     #[inline(always)]
@@ -84,6 +88,16 @@ mod imp {
         // SAFETY: the caller's promise: all lanes of the mask come.
         unsafe { vote_ballot(mask.cast_signed(), predicate) }.cast_unsigned()
     }
+    #[inline(always)]
+    pub(super) unsafe fn max_u32(mask: u32, value: u32) -> u32 {
+        // SAFETY: the caller's promise: all lanes of the mask come.
+        unsafe { redux_umax(value.cast_signed(), mask.cast_signed()) }.cast_unsigned()
+    }
+    #[inline(always)]
+    pub(super) unsafe fn min_u32(mask: u32, value: u32) -> u32 {
+        // SAFETY: the caller's promise: all lanes of the mask come.
+        unsafe { redux_umin(value.cast_signed(), mask.cast_signed()) }.cast_unsigned()
+    }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -130,6 +144,22 @@ mod imp {
         });
         votes
     }
+    macro_rules! redux {
+        ($name:ident, $kind:ident, $op:ident) => {
+            #[track_caller]
+            pub(super) unsafe fn $name(mask: u32, value: u32) -> u32 {
+                let [result] = lane::current().exchange(Collective::$kind, mask, [value], |given, lane| {
+                    let [own] = given.of(lane);
+                    let lanes = (0..WARP_SIZE).filter(|lane| mask >> lane & 1 != 0);
+                    [lanes.fold(own, |result, lane| result.$op(given.of(lane)[0]))]
+                });
+                result
+            }
+        };
+    }
+    redux!(max_u32, ReduceMax, max);
+    redux!(min_u32, ReduceMin, min);
+
     #[track_caller]
     pub(super) unsafe fn all(mask: u32, predicate: bool) -> bool {
         // SAFETY: the emulator checks that the lanes come.
@@ -351,4 +381,28 @@ pub unsafe fn sum<T: Word + core::ops::Add<Output = T>>(value: T) -> T {
 pub unsafe fn max(value: f32) -> f32 {
     // SAFETY: the caller's promise.
     unsafe { reduce(value, f32::max) }
+}
+
+/// `max value` over the warp, in every lane: one instruction.
+///
+/// # Safety
+/// Every lane of the warp comes here.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn max_u32(value: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { imp::max_u32(FULL_MASK, value) }
+}
+
+/// `min value` over the warp, in every lane: one instruction.
+///
+/// # Safety
+/// Every lane of the warp comes here.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn min_u32(value: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { imp::min_u32(FULL_MASK, value) }
 }

@@ -4,7 +4,7 @@
 //! A row of −∞ alone gives index 0.
 
 use crate::kernels::softmax_topk::warp_best;
-use cuda_std::prelude::*;
+use cuda_std::{pdl, prelude::*};
 
 /// Lanes a block, in both phases.
 pub const THREADS: u32 = 256;
@@ -23,6 +23,8 @@ pub const NO_INDEX: u32 = u32::MAX;
 /// `[rows, n_part]`.
 #[kernel(max_threads = 256)]
 pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_index: *mut u32, n: u32, stride: u32) {
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
     let row = thread::block_idx_y() as usize;
     // SAFETY: indices are below `n`; the whole block comes to `block_best`.
     unsafe {
@@ -55,6 +57,8 @@ pub unsafe fn argmax_partial(logits: *const f32, part_value: *mut f32, part_inde
 /// `part_value` and `part_index` are `[rows, n_part]`, `index` has `rows` elements.
 #[kernel(max_threads = 256)]
 pub unsafe fn argmax(part_value: *const f32, part_index: *const u32, index: *mut u32, n_part: u32) {
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
     let row = thread::block_idx_x() as usize;
     // SAFETY: parts are below `n_part`; the whole block comes to `block_best`.
     unsafe {

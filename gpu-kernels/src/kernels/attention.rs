@@ -6,18 +6,23 @@
 //! | kernel | for | how |
 //! |---|---|---|
 //! | [`decode`] | few rows a sequence, f16 cache | keys split over blocks, all heads of a key head together, tensor cores |
+//! | [`prefill`] | many rows a sequence, f16 cache | tiles of queries and keys, tensor cores |
 //! | [`exact`] | f32 cache | keys split over blocks, f32 arithmetic |
-//! | [`merge`] | after these two | joins the splits, applies the sink |
+//! | [`merge`] | after [`decode`] and [`exact`] | joins the splits, applies sink and gate, quantises |
+//! | [`heads`] | before them all | bias, norm and rotation; keys and values to their pages |
 //!
-//! A block with the keys of one split leaves the softmax open: an unnormalised output, the maximum score and
-//! the sum. The number of splits is the grid's; where a split begins and ends follows from the length read
-//! from device memory ([`Keys`]), so a captured graph serves every length, and blocks without keys end at once.
+//! In [`decode`] and [`exact`] a block with the keys of one split leaves the softmax open: an unnormalised output,
+//! the maximum score and the sum. The number of splits is the grid's; where a split begins and ends follows from
+//! the length read from device memory ([`Keys`]), so a captured graph serves every length, and blocks without keys
+//! end at once.
 //!
 //! Source: Milakov & Gimelshein, online softmax (2018); Dao et al., FlashAttention (2022), Flash-Decoding (2023).
 
 pub mod decode;
 pub mod exact;
+pub mod heads;
 pub mod merge;
+pub mod prefill;
 mod tile;
 
 use bytemuck::{Pod, Zeroable};
@@ -87,8 +92,8 @@ impl Keys {
     }
 }
 
-/// `e^(a − b)`, where −∞ minus itself counts as no weight: an open softmax without keys.
+/// `e^(a − max)` for `a` up to `max`, where −∞ minus itself counts as no weight: an open softmax without keys.
 #[inline(always)]
-fn weight(a: f32, b: f32) -> f32 {
-    if b == f32::NEG_INFINITY { 0.0 } else { math::exp(a - b) }
+fn weight(a: f32, max: f32) -> f32 {
+    math::exp(a - if max == f32::NEG_INFINITY { 0.0 } else { max })
 }

@@ -9,7 +9,7 @@ use cuda_std::{atomic, cp_async, mma};
 /// Lanes a block, where a kernel does not say otherwise.
 pub const THREADS: u32 = 256;
 /// Words a lane of [`conformance_collectives`] leaves.
-pub const N_COLLECTIVES: usize = 10;
+pub const N_COLLECTIVES: usize = 12;
 /// Words a lane of [`conformance_math`] leaves.
 pub const N_MATH: usize = 18;
 /// Words a lane of [`conformance_convert`] leaves.
@@ -33,6 +33,8 @@ pub unsafe fn conformance_collectives(y: *mut u32) {
         warp::ballot(lane.is_multiple_of(3)),
         u32::from(warp::all(lane < 32)) + 2 * u32::from(warp::any(lane == 31)) + 4 * u32::from(warp::all(lane < 31)),
         warp::sum(lane),
+        warp::max_u32(lane * 37 % 29),
+        warp::min_u32(100 + lane * 37 % 29),
     ];
     for (k, result) in (0..).zip(results) {
         st(y.add(k * 32 + lane as usize), result);

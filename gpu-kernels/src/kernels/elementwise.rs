@@ -2,7 +2,7 @@
 //!
 //! Rows are `[rows, cols]`, contiguous. Launch: `Launch::linear(ceil(n / THREADS), THREADS)`.
 
-use cuda_std::prelude::*;
+use cuda_std::{pdl, prelude::*};
 
 /// Lanes a block.
 pub const THREADS: u32 = 256;
@@ -99,12 +99,32 @@ pub unsafe fn split_gate(qg: *const f32, q: *mut f32, gate: *mut f32, head_dim: 
     }
 }
 
+/// `out[m] = [a[m] | b[m]]`: rows side by side.
+///
+/// # Safety
+/// Grid covers `n = rows·cols` lanes; `a` and `b` have `n` elements, `out` has `2n` and overlaps neither.
+#[kernel(max_threads = 256)]
+pub unsafe fn join_rows(a: *const f32, b: *const f32, out: *mut f32, cols: u32, n: u32) {
+    let i = thread::index_1d();
+    if i < n {
+        // SAFETY: `i < n`, so neither is `cols` zero; `to + cols < 2n`; this lane alone writes both elements.
+        unsafe {
+            let (row, _) = math::div_rem(i, cols);
+            let to = i as usize + row as usize * cols as usize;
+            st(out.add(to), ld(a.add(i as usize)));
+            st(out.add(to + cols as usize), ld(b.add(i as usize)));
+        }
+    }
+}
+
 /// `out[i] = x[rows[i]]`: the rows whose logits are wanted.
 ///
 /// # Safety
 /// Grid covers `n = n_out·cols` lanes; `out` has `n` elements, `rows` has `n_out`, each a row of `x`.
 #[kernel(max_threads = 256)]
 pub unsafe fn gather_rows(x: *const f32, rows: *const u32, out: *mut f32, cols: u32, n: u32) {
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
     let i = thread::index_1d();
     if i < n {
         // SAFETY: `i < n`, and `rows` names rows of `x`; this lane alone writes element `i`.

@@ -119,8 +119,17 @@ impl Row {
     /// The tensor has such a row, of `chunks` chunks, and lies in one allocation.
     #[inline(always)]
     pub unsafe fn new<F: Format>(w: *const u8, offsets: &[u64; MAX_PLANES], row: u64, chunks: u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::from_block::<F>(w, offsets, row * u64::from(chunks / F::BLOCK_CHUNKS)) }
+    }
+
+    /// What follows from block `block` (counted over the tensor) on, as a row.
+    ///
+    /// # Safety
+    /// As [`Row::new`]: the tensor has such a block.
+    #[inline(always)]
+    pub unsafe fn from_block<F: Format>(w: *const u8, offsets: &[u64; MAX_PLANES], block: u64) -> Self {
         let bytes = const { plane_bytes(F::TYPE) };
-        let block = row * u64::from(chunks / F::BLOCK_CHUNKS);
         // SAFETY: the offset is that of a block of the tensor.
         let at = |i: usize| unsafe { w.add((offsets[i] + block * bytes[i]) as usize) };
         Self { planes: [at(0), at(1), at(2), at(3)] }

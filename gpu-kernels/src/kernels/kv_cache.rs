@@ -15,12 +15,22 @@ pub const THREADS: u32 = 128;
 pub trait KvElem: Pod {
     /// The value to store.
     fn from_f32(value: f32) -> Self;
+    /// Stores four consecutive elements, to a place aligned for all of them.
+    ///
+    /// # Safety
+    /// As [`st`] for those elements.
+    unsafe fn store4(p: *mut Self, values: [f32; 4]);
 }
 
 impl KvElem for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
+    }
+    #[inline(always)]
+    unsafe fn store4(p: *mut Self, values: [f32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { st(p.cast::<F32x4>(), F32x4::from_array(values)) }
     }
 }
 
@@ -29,6 +39,11 @@ impl KvElem for u16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         convert::f32_to_f16(value)
+    }
+    #[inline(always)]
+    unsafe fn store4(p: *mut Self, [a, b, c, d]: [f32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { st(p.cast::<U32x2>(), U32x2 { x: convert::pack_f16x2(a, b), y: convert::pack_f16x2(c, d) }) }
     }
 }
 

@@ -17,49 +17,106 @@ mod operand;
 
 use cuda_std::{pdl, prelude::*};
 
-use self::operand::{Operand, Plain, Quantized};
+pub(super) use self::operand::{Operand, Plain, Quantized};
 use super::format::{self, Format, Row};
 use crate::blocks::GgmlType;
-use crate::params::{Activations, MATVEC_ACCUMULATE, MATVEC_SHARED_X, MatvecParams, MatvecShape};
+use crate::params::{
+    Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape, WARP, shares_by_block,
+};
 
-/// The chunks that a lane takes next of its `R` rows: `S` of each, `lanes` apart.
-///
-/// # Safety
-/// The rows have `p.chunks` chunks.
-#[inline(always)]
-unsafe fn load_step<F: Format, const R: usize, const S: usize>(
-    rows: &[Row; R],
-    first: u32,
-    p: &MatvecParams,
-) -> [[F::Raw; R]; S] {
-    core::array::from_fn(|s| {
-        let chunk = (first + ((s as u32) << p.lanes_log2)).min(p.chunks - 1);
-        // SAFETY: the caller's promise.
-        core::array::from_fn(|r| unsafe { F::load(&rows[r], chunk) })
-    })
+/// A lane's place along a row.
+#[derive(Clone, Copy)]
+pub(super) struct Lane {
+    /// Its number among the lanes that share the row.
+    pub(super) lane: u32,
+    /// `log2` of how many those are: [`MatvecShape::lanes_log2`].
+    pub(super) lanes_log2: u32,
+    /// 16-byte chunks in the row.
+    pub(super) chunks: u32,
+}
+
+impl Lane {
+    /// The chunks that it takes next of `R` rows: `S` of each, `lanes` apart.
+    ///
+    /// # Safety
+    /// The rows have `self.chunks` chunks.
+    #[inline(always)]
+    pub(super) unsafe fn load_step<F: Format, const R: usize, const S: usize>(
+        self,
+        rows: &[Row; R],
+        done: u32,
+    ) -> [[F::Raw; R]; S] {
+        core::array::from_fn(|s| {
+            let chunk = (self.lane + done + ((s as u32) << self.lanes_log2)).min(self.chunks - 1);
+            // SAFETY: the caller's promise.
+            core::array::from_fn(|r| unsafe { F::load(&rows[r], chunk) })
+        })
+    }
+
+    /// Its share of `Σ_k w[r, k]·x[t, k]`, from the first step's weights on.
+    ///
+    /// # Safety
+    /// The rows have `self.chunks` chunks, and the activations as many chunks' worth.
+    #[inline(always)]
+    pub(super) unsafe fn sums<F: Format, X: Operand<F>, const R: usize, const S: usize, const T: usize>(
+        self,
+        rows: &[Row; R],
+        mut raw: [[F::Raw; R]; S],
+        x: &[X; T],
+    ) -> [[f32; R]; T] {
+        let (start, phase) = (F::start(self.lane), self.lane % F::BLOCK_CHUNKS);
+        let mut sums = [[0.0; R]; T];
+        let mut done = 0;
+        loop {
+            // Loads first, for all of the step: left to itself the assembler mixes them with arithmetic.
+            let chunks: [[X::Chunk; T]; S] = core::array::from_fn(|s| {
+                // `lanes` is a multiple of a block's chunks, so a step moves every lane by whole blocks.
+                let ahead = done + ((s as u32) << self.lanes_log2);
+                let live = self.lane + ahead < self.chunks;
+                let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
+                // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+                core::array::from_fn(|t| unsafe { x[t].load(at, live) })
+            });
+            for (raw, chunks) in raw.iter().zip(&chunks) {
+                for (sums, x) in sums.iter_mut().zip(chunks) {
+                    for (sum, raw) in sums.iter_mut().zip(raw) {
+                        *sum += X::dot(raw, x, phase);
+                    }
+                }
+            }
+            done += (S as u32) << self.lanes_log2;
+            if done >= self.chunks {
+                return sums;
+            }
+            // SAFETY: as above.
+            raw = unsafe { self.load_step::<F, R, S>(rows, done) };
+        }
+    }
 }
 
 /// The operands other than the activations.
-struct Pointers {
-    w: *const u8,
-    y: *mut f32,
-    ids: *const u32,
-    bias: *const f32,
+pub(super) struct Pointers {
+    pub(super) w: *const u8,
+    pub(super) y: *mut f32,
+    pub(super) ids: *const u32,
+    pub(super) bias: *const f32,
 }
 
-/// One lane of a matvec: `R` rows a group of lanes, `S` chunks of each a step, `T` tokens.
+/// One lane of block `block` of a matvec: `R` rows a group of lanes, `S` chunks of each a step, `T` tokens.
 ///
 /// # Safety
 /// As [`matvec_q8_0`], for the format and the activations.
 #[inline(always)]
-unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const T: usize>(
+pub(super) unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const T: usize>(
     o: Pointers,
     x: X,
     p: &MatvecParams,
+    block: u32,
 ) {
     let lanes = 1u32 << p.lanes_log2;
-    let thread = thread::index_1d();
-    let (lane, first_row) = (thread & (lanes - 1), (thread >> p.lanes_log2) * R as u32);
+    let thread = block * MATVEC_BLOCK + thread::thread_idx_x();
+    let place = Lane { lane: thread & (lanes - 1), lanes_log2: p.lanes_log2, chunks: p.chunks };
+    let first_row = (thread >> p.lanes_log2) * R as u32;
     // SAFETY: the launcher has checked the ids' extent.
     let expert_row = unsafe { expert(&o, p) } * u64::from(p.rows);
     // Groups past the end compute the last row again and don't store it: all lanes take part in shuffles.
@@ -70,7 +127,7 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const
     });
 
     // SAFETY: the rows have `p.chunks` chunks.
-    let mut raw = unsafe { load_step::<F, R, S>(&rows, lane, p) };
+    let raw = unsafe { place.load_step::<F, R, S>(&rows, 0) };
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
 
@@ -80,42 +137,15 @@ unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: usize, const
         // SAFETY: the launcher has checked that `x` has a row for every token, or for every route.
         unsafe { x.row(row, p.x_stride) }
     });
-    let (start, phase) = (F::start(lane), lane % F::BLOCK_CHUNKS);
-    let mut sums = [[0.0; R]; T];
-    let mut done = 0;
-    loop {
-        // Loads first, for all of the step: left to itself the assembler mixes them with arithmetic.
-        let chunks: [[X::Chunk; T]; S] = core::array::from_fn(|s| {
-            // `lanes` is a multiple of a block's chunks, so a step moves every lane by whole blocks.
-            let ahead = done + ((s as u32) << p.lanes_log2);
-            let live = lane + ahead < p.chunks;
-            let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
-            // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
-            core::array::from_fn(|t| unsafe { x[t].load(at, live) })
-        });
-        for (raw, chunks) in raw.iter().zip(&chunks) {
-            for (sums, x) in sums.iter_mut().zip(chunks) {
-                for (sum, raw) in sums.iter_mut().zip(raw) {
-                    *sum += X::dot(raw, x, phase);
-                }
-            }
-        }
-        done += (S as u32) << p.lanes_log2;
-        if done >= p.chunks {
-            break;
-        }
-        // SAFETY: as above.
-        raw = unsafe { load_step::<F, R, S>(&rows, lane + done, p) };
-    }
-
-    for t in 0..T {
-        // SAFETY: every lane of the warp is here, and `y` has the route's row.
-        unsafe {
-            let sums = group_sum(sums[t], lanes);
-            let route = route(T, t, p);
-            if lane == 0 && route < p.routes {
+    // SAFETY: the rows and the activations have `p.chunks` chunks; the whole block is here.
+    let sums = unsafe { group_sums::<F, R, T>(place.sums(&rows, raw, &x), lanes) };
+    for (t, sums) in sums.iter().enumerate() {
+        let route = route(T, t, p);
+        if place.lane == 0 && route < p.routes {
+            // SAFETY: `y` has the route's row.
+            unsafe {
                 let y = o.y.add(route as usize * p.y_stride as usize);
-                for (row, sum) in (first_row..).zip(&sums) {
+                for (row, sum) in (first_row..).zip(sums) {
                     store(&o, y, expert_row, row, *sum, p);
                 }
             }
@@ -150,9 +180,44 @@ unsafe fn expert(o: &Pointers, p: &MatvecParams) -> u64 {
 /// launch, so that a rerun gives the same bits.
 ///
 /// # Safety
+/// All lanes of the warp are here; of the block, with `MATVEC_SHARED_BYTES` of shared memory, where the type's rows
+/// are [shared by it](shares_by_block).
+#[inline(always)]
+unsafe fn group_sums<F: Format, const R: usize, const T: usize>(sums: [[f32; R]; T], lanes: u32) -> [[f32; R]; T] {
+    // SAFETY: the caller's promise.
+    let sums = sums.map(|sums| unsafe { group_sum(sums, lanes.min(WARP)) });
+    if !shares_by_block(F::TYPE) || lanes <= WARP {
+        return sums;
+    }
+    const { assert!(!shares_by_block(F::TYPE) || R == 1 && T <= 4) };
+    let (warp, scratch) = (thread::thread_idx_x() / WARP, dynamic::<f32>(0));
+    let first = warp & !(lanes / WARP - 1);
+    // SAFETY: a word for each warp and token; `lanes` is the same in the whole block.
+    unsafe {
+        if warp::lane_id() == 0 {
+            for (t, sums) in (0..).zip(&sums) {
+                scratch.set(t * (MATVEC_BLOCK / WARP) + warp, sums[0]);
+            }
+        }
+        block::sync_threads(); // every warp's sums are written before they are read
+        core::array::from_fn(|t| {
+            let mut sum = 0.0;
+            let mut i = 0;
+            while i < lanes / WARP {
+                sum += scratch.get(t as u32 * (MATVEC_BLOCK / WARP) + first + i);
+                i += 1;
+            }
+            [sum; R]
+        })
+    }
+}
+
+/// Sums over each group of `lanes` lanes of a warp, in every lane.
+///
+/// # Safety
 /// All lanes of the warp are here.
 #[inline(always)]
-unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -> [f32; R] {
+pub(super) unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -> [f32; R] {
     let mut distance = lanes / 2;
     while distance > 0 {
         // SAFETY: the caller's promise; the loop's bound is the same in every lane.
@@ -175,11 +240,11 @@ unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, 
     unsafe {
         let y = y.add(row as usize);
         let mut sum = sum;
-        if !o.bias.is_null() {
-            sum += ld(o.bias.add(expert_row as usize + row as usize));
-        }
         if p.flags & MATVEC_ACCUMULATE != 0 {
             sum += ld(y);
+        }
+        if !o.bias.is_null() {
+            sum += ld(o.bias.add(expert_row as usize + row as usize));
         }
         st(y, sum);
     }
@@ -196,7 +261,8 @@ macro_rules! entries {
         /// `ids: [tokens, ids_stride]` or null for a dense product (one route a token); `bias: [n_expert, rows]`
         /// or null.
         ///
-        /// Grid: `(⌈rows / rows_per_block⌉, routes of a token, tokens)`, blocks of `MATVEC_BLOCK` lanes.
+        /// Grid: `(⌈rows / rows_per_block⌉, routes of a token, tokens)`, blocks of `MATVEC_BLOCK` lanes; with F32
+        /// weights `MATVEC_SHARED_BYTES` of shared memory.
         ///
         /// # Safety
         /// - `w` points to the whole tensor, 16-byte aligned, with `p.planes` its plane offsets; nobody writes it.
@@ -209,7 +275,7 @@ macro_rules! entries {
         pub unsafe fn $plain(w: *const u8, x: *const f32, y: *mut f32, ids: *const u32, bias: *const f32, p: MatvecParams) {
             const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Plain);
             matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
-                Pointers { w, y, ids, bias }, Plain { x }, &p);
+                Pointers { w, y, ids, bias }, Plain { x }, &p, thread::block_idx_x());
         }
 
         $(
@@ -228,7 +294,7 @@ macro_rules! entries {
         ) {
             const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Q8);
             matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 1>(
-                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p);
+                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p, thread::block_idx_x());
         }
 
         #[doc = concat!("[`", stringify!($q8), "`] for four tokens a block, which read and unpack the weights once.")]
@@ -244,7 +310,7 @@ macro_rules! entries {
         ) {
             const SHAPE: MatvecShape = MatvecShape::new(GgmlType::$ty, Activations::Q8x4);
             matvec::<format::$ty, _, { SHAPE.rows as usize }, { SHAPE.steps as usize }, 4>(
-                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p);
+                Pointers { w, y, ids, bias }, Quantized { qs, d, s }, &p, thread::block_idx_x());
         }
         )?
     )+};

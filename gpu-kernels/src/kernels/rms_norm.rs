@@ -64,12 +64,15 @@ pub unsafe fn rms_norm_add(x: *mut f32, r: *const f32, w: *const f32, y: *mut f3
     }
 }
 
+/// Vectors of a row that a lane of [`rms_norm_q8`] keeps in registers: rows of up to 4096 elements are read once.
+const HELD: u32 = 4;
+
 /// [`rms_norm`], and the result also as [`quantize_q8`](crate::kernels::quantize_q8) gives it: to
-/// `qs: [rows, n]`, `d: [rows, n/32]`, `s: [rows, n/16]`.
+/// `qs: [rows, n]`, `d: [rows, n/32]`, `s: [rows, n/16]`. The weights are loaded ahead of the wait.
 ///
 /// # Safety
 /// As [`rms_norm`], with `n` a multiple of 32; the outputs have the shapes above, `qs` 16-byte aligned, and
-/// overlap nothing else.
+/// overlap nothing else; no kernel writes `w`.
 #[kernel(max_threads = 256)]
 pub unsafe fn rms_norm_q8(
     x: *const f32,
@@ -81,27 +84,61 @@ pub unsafe fn rms_norm_q8(
     n: u32,
     eps: f32,
 ) {
-    pdl::grid_dependency_wait();
-    pdl::launch_dependents();
     let n_vec = n / 4;
     let first = thread::block_idx_x() as usize * n_vec as usize;
     let x = x.cast::<F32x4>().add(first);
     let y = y.cast::<F32x4>().add(first);
     let w = w.cast::<F32x4>();
-    let scale = row_scale(x, n, eps);
-    let mut base = 0;
-    while base < n_vec {
-        let i = base + thread::thread_idx_x();
-        // Lanes past the end are needed by the shuffles.
-        let live = i < n_vec;
-        let at = i.min(n_vec - 1) as usize;
-        let v = scaled(ld(x.add(at)), scale, ld(w.add(at)));
-        if live {
-            st(y.add(at), v);
-        }
-        quantize4(v.to_array(), live, 4 * (first + at), qs, d, s);
-        base += RMS_NORM_THREADS;
+    // The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by the shuffles.
+    let place = |k: u32| {
+        let i = k * RMS_NORM_THREADS + thread::thread_idx_x();
+        (i.min(n_vec - 1) as usize, i < n_vec)
+    };
+    let w_held: [F32x4; HELD as usize] = core::array::from_fn(|k| ld(w.add(place(k as u32).0)));
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
+
+    let x_held: [F32x4; HELD as usize] = core::array::from_fn(|k| ld(x.add(place(k as u32).0)));
+    let mut sum = 0.0;
+    for (k, v) in x_held.into_iter().enumerate() {
+        sum = if place(k as u32).1 { add_squares(sum, v) } else { sum };
     }
+    let mut k = HELD;
+    while k * RMS_NORM_THREADS < n_vec {
+        let (at, live) = place(k);
+        sum = if live { add_squares(sum, ld(x.add(at))) } else { sum };
+        k += 1;
+    }
+    let scale = scale(sum, n, eps); // of the row
+
+    let finish = |k: u32, v: F32x4, w: F32x4| {
+        let (at, live) = place(k);
+        let v = scaled(v, scale, w);
+        // SAFETY: the vector is in the row; the whole block comes here with the same `k`.
+        unsafe {
+            if live {
+                st(y.add(at), v);
+            }
+            quantize4(v.to_array(), live, 4 * (first + at), qs, d, s);
+        }
+    };
+    for (k, (v, w)) in (0..).zip(x_held.into_iter().zip(w_held)) {
+        if k * RMS_NORM_THREADS < n_vec {
+            finish(k, v, w);
+        }
+    }
+    let mut k = HELD;
+    while k * RMS_NORM_THREADS < n_vec {
+        let at = place(k).0;
+        finish(k, ld(x.add(at)), ld(w.add(at)));
+        k += 1;
+    }
+}
+
+/// `sum + Σ v²`.
+#[inline(always)]
+fn add_squares(sum: f32, v: F32x4) -> f32 {
+    math::fma(v.x, v.x, math::fma(v.y, v.y, math::fma(v.z, v.z, math::fma(v.w, v.w, sum))))
 }
 
 /// `1 / √(mean x² + ε)` of a row of `n` elements, in every lane.
@@ -114,10 +151,19 @@ unsafe fn row_scale(x: *const F32x4, n: u32, eps: f32) -> f32 {
     let mut i = thread::thread_idx_x();
     while i < n / 4 {
         // SAFETY: `i` is below the row's vectors.
-        let v = unsafe { ld(x.add(i as usize)) };
-        sum = math::fma(v.x, v.x, math::fma(v.y, v.y, math::fma(v.z, v.z, math::fma(v.w, v.w, sum))));
+        sum = add_squares(sum, unsafe { ld(x.add(i as usize)) });
         i += RMS_NORM_THREADS;
     }
+    // SAFETY: the caller's promise.
+    unsafe { scale(sum, n, eps) }
+}
+
+/// The same from each lane's share of `Σ x²`.
+///
+/// # Safety
+/// As [`row_scale`].
+#[inline(always)]
+unsafe fn scale(sum: f32, n: u32, eps: f32) -> f32 {
     // SAFETY: the caller's promise.
     let sum = unsafe { block::reduce_sum(dynamic(0), sum) };
     math::rsqrt(sum / n as f32 + eps)

@@ -260,7 +260,8 @@ unsafe fn settle(
         if pass.shift == 0 {
             s.threshold = s.prefix;
             // So many of the equal ones reach the target; their bin does, so their weight is not 0.
-            s.n_equal = s.left.div_ceil(weights.sum_of(s.threshold)) as u32;
+            let each = weights.sum_of(s.threshold);
+            s.n_equal = if each > 0 { s.left.div_ceil(each) as u32 } else { 0 };
         }
         st(state, s);
     }

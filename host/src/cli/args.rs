@@ -14,8 +14,8 @@ pub(super) struct ModelArgs {
     /// small model of the checkout.
     #[arg(short, long, value_name = "FILE|NAME")]
     pub(super) model: Option<PathBuf>,
-    /// auto, cpu, cuda or cuda:N.
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    /// auto, cpu, cuda, cuda:N, or emulated (slow: for tests).
+    #[arg(long, default_value = "auto", value_name = "DEVICE", env = "ZINC_DEVICE")]
     pub(super) device: DeviceChoice,
     #[command(flatten)]
     pub(super) gpu: GpuArgs,
@@ -25,6 +25,10 @@ pub(super) struct ModelArgs {
     /// Most tokens in one step.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) batch: u32,
+    /// Guess this many tokens after each with the model's own block for that (MTP), where it has one, and check them
+    /// beside the next token: the same reply in fewer steps; 0 is off.
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub(super) draft: u32,
     /// A Jinja file to use instead of the model's chat template.
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
@@ -38,27 +42,30 @@ impl ModelArgs {
             gpu: self.gpu.options(),
             n_ctx: self.ctx,
             n_batch: self.batch,
+            n_draft: self.draft,
             chat_template: self.chat_template.clone(),
             ..EngineOptions::default()
         }
     }
 }
 
+const GPU: &str = "GPU";
+const SAMPLING: &str = "Sampling";
+
 /// How a GPU computes.
 #[derive(Clone, Copy, Debug, Args)]
-#[command(next_help_heading = "GPU")]
 pub(super) struct GpuArgs {
     /// What the matrix products take: int8 blocks, or f32 for comparisons.
-    #[arg(long, value_enum, default_value_t = ActivationsArg::Int8, value_name = "TYPE")]
+    #[arg(help_heading = GPU, long, value_enum, default_value_t = ActivationsArg::Int8, value_name = "TYPE")]
     activations: ActivationsArg,
     /// How keys and values are kept: f16, or f32 for comparisons.
-    #[arg(long, value_enum, default_value_t = KvArg::F16, value_name = "TYPE")]
+    #[arg(help_heading = GPU, long, value_enum, default_value_t = KvArg::F16, value_name = "TYPE")]
     kv: KvArg,
     /// Launch the kernels of a step one by one instead of as a captured graph.
-    #[arg(long)]
+    #[arg(help_heading = GPU, long)]
     no_graphs: bool,
     /// Start no kernel before the one ahead of it has ended.
-    #[arg(long)]
+    #[arg(help_heading = GPU, long)]
     no_overlap: bool,
 }
 
@@ -94,40 +101,39 @@ impl GpuArgs {
 
 /// How tokens are chosen and when to end.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
     /// Divides the logits; 0 always takes the most probable token.
-    #[arg(short, long, alias = "temp", default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short, long, alias = "temp", default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
     temperature: f32,
     /// Choose among this many most probable tokens; 0 or -1 is off.
-    #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, long, default_value_t = 0, value_name = "K", allow_negative_numbers = true)]
     top_k: i32,
     /// Choose among the most probable tokens that together reach this probability; 1 is off.
-    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
     top_p: f32,
     /// Leave out tokens less probable than this fraction of the most probable one; 0 is off.
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
     min_p: f32,
     /// Divides the logits of tokens that were used already; 1 is off.
-    #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// Taken off the logit of a token for every time the reply has it.
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: f32,
     /// Taken off the logit of a token that the reply has.
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: f32,
     /// Makes the choices repeatable.
-    #[arg(long, value_name = "N")]
+    #[arg(help_heading = SAMPLING, long, value_name = "N")]
     seed: Option<u64>,
     /// Added to a token's logit; may be given several times. `-inf` forbids the token.
-    #[arg(long, value_name = "ID=X", value_parser = parse_bias, allow_hyphen_values = true)]
+    #[arg(help_heading = SAMPLING, long, value_name = "ID=X", value_parser = parse_bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
     /// End the reply before this text; may be given several times.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(help_heading = SAMPLING, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) stop: Vec<String>,
     /// Go on past end-of-generation tokens.
-    #[arg(long)]
+    #[arg(help_heading = SAMPLING, long)]
     pub(super) ignore_eos: bool,
 }
 

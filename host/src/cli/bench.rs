@@ -11,7 +11,9 @@ use std::time::Instant;
 use clap::{Args as ClapArgs, ValueEnum};
 
 use super::args::GpuArgs;
-use super::bench_report::{Profile, Report, Test};
+use super::bench_plot;
+use super::bench_profile::Profile;
+use super::bench_report::{Report, Test};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::model_path::default_model;
@@ -31,8 +33,8 @@ pub(super) struct Args {
     /// The GGUF file; without it, the small model of the checkout.
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// auto, cpu, cuda or cuda:N.
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    /// auto, cpu, cuda, cuda:N, or emulated (slow: for tests).
+    #[arg(long, default_value = "auto", value_name = "DEVICE", env = "ZINC_DEVICE")]
     device: DeviceChoice,
     #[command(flatten)]
     gpu: GpuArgs,
@@ -54,9 +56,12 @@ pub(super) struct Args {
     /// Times that each is measured.
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
-    /// Also time every kernel of a decode step.
+    /// Also time every kernel of a decode step: by stage and by kernel, with bytes moved and share of the bandwidth.
     #[arg(long)]
     profile: bool,
+    /// Draw the profiles: a roofline of the stages, and the timeline of one step. Implies --profile.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// A table, or one JSON object.
     #[arg(long, value_enum, default_value_t = Format::Md)]
     format: Format,
@@ -90,10 +95,19 @@ pub(super) fn bench(args: Args) -> Result<(), CliError> {
         bench.decode(WARM_UP_STEPS, depth, sequences)?;
         let speed = |_| bench.decode(args.n_gen, depth, sequences);
         let speeds = (0..args.repeat).map(speed).collect::<Result<_, _>>()?;
-        report.tests.push(Test::new(format!("tg{} @ d{depth}, {sequences} seq", args.n_gen), speeds));
-        if args.profile {
-            report.profiles.extend(bench.profile(depth, sequences)?);
+        let test = Test::new(format!("tg{} @ d{depth}, {sequences} seq", args.n_gen), speeds);
+        if args.profile || args.plot.is_some() {
+            let step_us = f64::from(sequences) / test.median * 1e6;
+            report.profiles.extend(bench.profile(depth, sequences, step_us)?);
         }
+        report.tests.push(test);
+    }
+    report.finish();
+    if let Some(path) = &args.plot {
+        if report.profiles.is_empty() {
+            return Err(CliError::Usage("--plot: this device has no kernels, or -n 0 decodes nothing".to_owned()));
+        }
+        bench_plot::draw(path, &report.profiles)?;
     }
     match args.format {
         Format::Md => output::write(&report.to_string()),
@@ -192,13 +206,13 @@ impl Bench {
     }
 
     /// The kernels of a decode step; `None` where the device has none.
-    fn profile(&mut self, depth: u32, sequences: u32) -> Result<Option<Profile>, CliError> {
+    fn profile(&mut self, depth: u32, sequences: u32, step_us: f64) -> Result<Option<Profile>, CliError> {
         self.executor.set_profiling(true);
         let done = self.decode(PROFILED_STEPS, depth, sequences);
         let measured = self.executor.take_profile();
         self.executor.set_profiling(false);
         done?;
         let name = format!("decode @ d{depth}, {sequences} seq");
-        Ok(measured?.map(|measured| Profile::new(name, &measured, PROFILED_STEPS)))
+        Ok(measured?.map(|measured| Profile::new(name, &measured, PROFILED_STEPS, step_us)))
     }
 }

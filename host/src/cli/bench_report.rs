@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::bench_profile::Profile;
 use super::report::peak_memory_bytes;
-use crate::backend::Measured;
 
 /// All that was measured.
 #[derive(Serialize)]
@@ -22,33 +22,20 @@ pub(super) struct Report {
 #[derive(Serialize)]
 pub(super) struct Test {
     name: String,
-    median: f64,
+    pub(super) median: f64,
     min: f64,
     max: f64,
     all: Vec<f64>,
 }
 
-/// Where the time of one step went. Kernels are timed one by one, without overlap.
-#[derive(Serialize)]
-pub(super) struct Profile {
-    name: String,
-    step_us: f64,
-    moved_bytes: u64,
-    gb_per_s: f64,
-    kernels: Vec<Kernel>,
-}
-
-#[derive(Serialize)]
-struct Kernel {
-    name: &'static str,
-    launches: f64,
-    us: f64,
-}
-
 impl Report {
     pub(super) fn new(model: String, device: String, load_s: f64) -> Self {
-        let peak_memory_bytes = peak_memory_bytes();
-        Report { model, device, load_s, peak_memory_bytes, tests: Vec::new(), profiles: Vec::new() }
+        Report { model, device, load_s, peak_memory_bytes: None, tests: Vec::new(), profiles: Vec::new() }
+    }
+
+    /// Notes what the process took at most, when everything has run.
+    pub(super) fn finish(&mut self) {
+        self.peak_memory_bytes = peak_memory_bytes();
     }
 }
 
@@ -68,22 +55,6 @@ impl Test {
     }
 }
 
-impl Profile {
-    pub(super) fn new(name: String, measured: &Measured, n_steps: u32) -> Self {
-        let steps = f64::from(n_steps);
-        let kernel = |(name, time): (_, crate::gpu::profile::KernelTime)| Kernel {
-            name,
-            launches: time.n_launches as f64 / steps,
-            us: time.total_us / steps,
-        };
-        let step_us = measured.kernels.total_us() / steps;
-        let moved_bytes = measured.moved_bytes / u64::from(n_steps.max(1));
-        let gb_per_s = moved_bytes as f64 / step_us.max(f64::MIN_POSITIVE) / 1e3;
-        let kernels = measured.kernels.by_time().into_iter().map(kernel).collect();
-        Profile { name, step_us, moved_bytes, gb_per_s, kernels }
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} on {}, loaded in {:.2} s\n", self.model, self.device, self.load_s)?;
@@ -92,20 +63,6 @@ impl fmt::Display for Report {
             writeln!(f, "| {name} | {median:.1} | {min:.1} | {max:.1} |")?;
         }
         self.profiles.iter().try_for_each(|profile| write!(f, "\n{profile}"))
-    }
-}
-
-impl fmt::Display for Profile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Profile { name, step_us, moved_bytes, gb_per_s, kernels } = self;
-        let mib = *moved_bytes as f64 / f64::from(1 << 20);
-        writeln!(f, "{name}: {step_us:.1} us of kernels a step, {mib:.1} MiB, {gb_per_s:.0} GB/s\n")?;
-        writeln!(f, "| kernel | launches | us | us each | share |\n|---|---:|---:|---:|---:|")?;
-        for Kernel { name, launches, us } in kernels {
-            let (each, share) = (us / launches, us / step_us * 100.0);
-            writeln!(f, "| {name} | {launches:.1} | {us:.1} | {each:.2} | {share:.1} % |")?;
-        }
-        Ok(())
     }
 }
 

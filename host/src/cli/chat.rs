@@ -65,7 +65,8 @@ pub(super) fn chat(args: Args) -> Result<(), CliError> {
                 let reply = generate(&mut engine, request, &interrupt, output::write)?;
                 output::write("\n")?;
                 if lines.is_terminal() {
-                    eprintln!("[{}]", Report::new(load_s, &reply.usage, &reply.timings));
+                    let report = Report::new(load_s, &reply.usage, &reply.timings).drafts(&engine.stats());
+                    eprintln!("[{report}]");
                 } else if reply.reason == FinishReason::Cancelled {
                     return Err(CliError::Interrupted);
                 }

@@ -1,20 +1,28 @@
 //! `host check`: is this machine ready, and if not, what is missing?
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::inspect;
+use super::model_path::by_name;
 use crate::cuda::{self, CudaDevice, DeviceInfo, KernelSource, Selector, SelectorError};
+use crate::engine::{EngineOptions, Needs};
+use crate::gguf::Gguf;
 use crate::gpu::self_test::{self, Scale};
-use crate::gpu::{Device, Emulated, MemoryInfo};
+use crate::gpu::{Device, Emulated, MemoryInfo, kernel_test};
 
 /// What to check.
 #[derive(clap::Args, Debug, Default)]
 pub struct CheckArgs {
-    /// Also check that this model's weights fit
+    /// Also check that this model fits: weights, keys and values, state, activations
     #[arg(short, long, value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// Tokens of context that have to fit; without it, the model's own up to a cap
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx: Option<u32>,
     /// The GPU: auto, or cuda:SELECTOR with an index, a UUID, or a compute capability (sm_90)
     #[arg(long, default_value_t, value_name = "DEVICE", env = "ZINC_DEVICE")]
     pub device: CheckedDevice,
@@ -70,9 +78,9 @@ pub fn run(args: &CheckArgs, out: &mut dyn Write) -> io::Result<bool> {
     let missing = match &args.device {
         CheckedDevice::Cuda(selector) => check_cuda(args, selector, out)?,
         CheckedDevice::Emulated => {
-            let device = Emulated::new();
-            match check_model(args.model.as_deref(), device.memory(), out)? {
-                None => check_device(&device, Scale::EMULATED, out)?,
+            let device = Arc::new(Emulated::new());
+            match check_model(args, device.memory(), out)? {
+                None => check_device(&device, Scale::EMULATED, kernel_test::ROWS_EMULATED, out)?,
                 missing => missing,
             }
         }
@@ -130,7 +138,7 @@ fn check_gpu(
 ) -> io::Result<Option<String>> {
     let start = Instant::now();
     let device = match CudaDevice::open_listed(info, source) {
-        Ok(device) => device,
+        Ok(device) => Arc::new(device),
         Err(error) => return Ok(Some(format!("device {}: {error}", info.index))),
     };
     let kernels = device.kernels();
@@ -149,42 +157,70 @@ fn check_gpu(
             line(out, "note", &finding)?;
         }
     }
-    if let Some(missing) = check_model(args.model.as_deref(), device.memory(), out)? {
+    if let Some(missing) = check_model(args, device.memory(), out)? {
         return Ok(Some(missing));
     }
     // A card that others use may have little left, which is no fault.
     let share = usize::try_from(info.memory.free_bytes / 8).unwrap_or(usize::MAX);
-    check_device(&device, Scale { bytes: Scale::GPU.bytes.min(share), ..Scale::GPU }, out)
+    let scale = Scale { bytes: Scale::GPU.bytes.min(share), ..Scale::GPU };
+    check_device(&device, scale, kernel_test::ROWS_GPU, out)
 }
 
-/// The weights are the least that a model needs; the plan that is printed when it loads is exact.
 fn check_model(
-    model: Option<&Path>,
+    args: &CheckArgs,
     memory: crate::gpu::Result<MemoryInfo>,
     out: &mut dyn Write,
 ) -> io::Result<Option<String>> {
-    let Some(path) = model else { return Ok(None) };
-    let weights_bytes = match std::fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
+    let Some(model) = &args.model else { return Ok(None) };
+    let path = match by_name(model) {
+        Ok(path) => path,
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    let gguf = match Gguf::open(&path) {
+        Ok(gguf) => gguf,
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    let options = EngineOptions { n_ctx: args.ctx, ..EngineOptions::default() };
+    let needs = match Needs::of(&gguf, &options) {
+        Ok(needs) => needs,
         Err(error) => return Ok(Some(format!("{}: {error}", path.display()))),
     };
     let free_bytes = match memory {
         Ok(memory) => memory.free_bytes,
         Err(error) => return Ok(Some(error.to_string())),
     };
-    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-    let (weights, free) = (gib(weights_bytes), gib(free_bytes));
-    line(out, "model", &format!("{}: {weights:.2} GiB of weights, {free:.2} GiB free", path.display()))?;
-    Ok((weights_bytes >= free_bytes).then(|| format!("the weights need {weights:.2} GiB, and {free:.2} are free")))
+    let size = |bytes: u64| inspect::size(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let total_bytes = needs.total_bytes();
+    line(out, "model", &path.display().to_string())?;
+    for (what, bytes) in [
+        ("weights", needs.weights_bytes),
+        ("KV cache", needs.plan.kv_bytes),
+        ("state", needs.plan.state_bytes),
+        ("activations", needs.plan.batch_bytes),
+        ("reserve", needs.reserve_bytes),
+    ] {
+        line(out, "", &format!("{what:<12} {:>12}", size(bytes)))?;
+    }
+    let (needed, free, n_ctx) = (size(total_bytes), size(free_bytes), needs.n_ctx);
+    line(out, "", &format!("{needed} with a context of {n_ctx} tokens, of {free} free"))?;
+    let short = format!("a context of {n_ctx} tokens needs {needed}, {free} are free; --ctx makes it shorter");
+    Ok((total_bytes > free_bytes).then_some(short))
 }
 
-fn check_device<D: Device>(device: &D, scale: Scale, out: &mut dyn Write) -> io::Result<Option<String>> {
+fn check_device<D: Device>(
+    device: &Arc<D>,
+    scale: Scale,
+    rows: &[u32],
+    out: &mut dyn Write,
+) -> io::Result<Option<String>> {
     let mut written = Ok(());
-    let result = self_test::run(device, scale, &mut |step, finding| {
+    let mut report = |step: &str, finding: &str| {
         if written.is_ok() {
             written = line(out, step, finding);
         }
-    });
+    };
+    let result =
+        self_test::run(&**device, scale, &mut report).and_then(|()| kernel_test::run(device, rows, &mut report));
     written?;
     Ok(result.err().map(|error| format!("self-test, {error}")))
 }

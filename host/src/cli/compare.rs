@@ -6,7 +6,6 @@ use std::sync::Arc;
 use clap::Args as ClapArgs;
 
 use super::args::GpuArgs;
-use super::distance::{Difference, Distance};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::logits::{Sequence, for_each_row};
@@ -15,6 +14,7 @@ use super::output;
 use crate::backend::{Batch, PAGE_TOKENS, Span};
 use crate::engine::{self, DeviceChoice, sampler};
 use crate::gguf::Gguf;
+use crate::model::distance::Distance;
 use crate::model::session::{Executor, Limits};
 use crate::tokenizer::{Encode, Tokenizer};
 
@@ -86,14 +86,10 @@ pub(super) fn compare(mut args: Args) -> Result<(), CliError> {
     let mut distance = Distance::default();
     let mut rows = reference.chunks_exact(n_vocab);
     for_each_row(executor.as_mut(), &sequence, &interrupt, |row| {
-        let difference = Difference::new(row, rows.next().unwrap_or_default());
-        if args.each {
-            output::write_json(&difference.at(distance.positions))?;
-        }
-        distance.add(&difference);
-        Ok(())
+        let difference = distance.add(row, rows.next().unwrap_or_default());
+        if args.each { output::write_json(&difference) } else { Ok(()) }
     })?;
-    output::write_json(&distance.mean())
+    output::write_json(&distance)
 }
 
 /// The logits of the device to hold the other against; its continuation is added to `ids`.

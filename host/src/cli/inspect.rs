@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use gpu_kernels::blocks::GgmlType;
 
 use super::error::CliError;
+use super::model_path::by_name;
 use crate::cpu::dequant::dequantize_row;
 use crate::gguf::{Array, Gguf, Tensor, Value};
 use crate::model::config::Config;
@@ -33,7 +34,7 @@ pub struct InspectArgs {
 /// # Errors
 /// If the file cannot be opened, or has no such tensor.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
-    let gguf = Gguf::open(&args.file)?;
+    let gguf = Gguf::open(&by_name(&args.file)?)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let written = match &args.tensor {
         Some(name) => inspect_tensor(gguf.tensor(name)?, args.head, &mut out),
@@ -163,7 +164,8 @@ fn show_array(array: &Array<'_>) -> String {
     format!("[{}{rest}] ({} of {})", shown.join(", "), array.len(), array.ty().name())
 }
 
-fn size(bytes: usize) -> String {
+/// A number of bytes, to read.
+pub(super) fn size(bytes: usize) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 1024.0 { format!("{mib:.2} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
 }

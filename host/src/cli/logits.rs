@@ -24,8 +24,8 @@ pub(super) struct Args {
     /// The token ids.
     #[arg(long, value_name = "ID,…", value_delimiter = ',', required = true)]
     ids: Vec<u32>,
-    /// auto, cpu, cuda or cuda:N.
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    /// auto, cpu, cuda, cuda:N, or emulated (slow: for tests).
+    #[arg(long, default_value = "auto", value_name = "DEVICE", env = "ZINC_DEVICE")]
     device: DeviceChoice,
     #[command(flatten)]
     gpu: GpuArgs,

@@ -5,11 +5,12 @@
 
 mod args;
 mod bench;
+mod bench_plot;
+mod bench_profile;
 mod bench_report;
 mod chat;
 pub mod check;
 mod compare;
-mod distance;
 mod error;
 mod generate;
 pub mod inspect;
@@ -87,6 +88,11 @@ impl Cli {
             Command::Model(args) => model::model(args),
             Command::Bench(args) => bench::bench(args),
         }
+    }
+
+    /// Whether log lines say which module they come from.
+    pub fn is_detailed(&self) -> bool {
+        self.verbose > 1
     }
 
     /// What is logged unless RUST_LOG says otherwise.

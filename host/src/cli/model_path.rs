@@ -8,7 +8,8 @@ use crate::models::{ModelError, Store};
 /// The model in the checkout, small enough to be kept there.
 const DEFAULT: &str = "models/zinc-tiny-qwen35moe.gguf";
 
-/// `given`, a file or the name of one that was fetched, or the checkout's own model, sought from the current directory and the executable upwards.
+/// `given`, a file or the name of one that was fetched, or the checkout's own model, sought from the current directory
+/// and the executable upwards.
 ///
 /// # Errors
 /// No model was given and the program does not run from a checkout, or the model of this name is not here.
@@ -25,8 +26,11 @@ pub fn default_model(given: Option<&Path>) -> Result<PathBuf, CliError> {
     })
 }
 
-/// A path is a path if there is something; otherwise it may be a name.
-fn by_name(given: &Path) -> Result<PathBuf, CliError> {
+/// The file that a path or a name means. A path is a path if there is something; otherwise it may be a name.
+///
+/// # Errors
+/// The model of this name is not here.
+pub(super) fn by_name(given: &Path) -> Result<PathBuf, CliError> {
     let name = given.to_string_lossy();
     if given.exists() {
         return Ok(given.to_owned());

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::engine::{Timings, Usage};
+use crate::engine::{Stats, Timings, Usage};
 
 /// Speeds of one completion.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -13,6 +13,8 @@ pub(super) struct Report {
     pub(super) prefill_tok_s: Option<f64>,
     /// Tokens a second after the first one.
     pub(super) decode_tok_s: Option<f64>,
+    /// Share of guessed tokens that were right; `None` where none were guessed.
+    pub(super) acceptance: Option<f64>,
     /// Most memory the process ever had resident.
     pub(super) peak_memory_bytes: Option<u64>,
 }
@@ -27,8 +29,15 @@ impl Report {
             load_s,
             prefill_tok_s: per_second(usage.prompt_tokens - usage.cached_tokens, timings.prefill),
             decode_tok_s: per_second(usage.completion_tokens.saturating_sub(1), timings.decode),
+            acceptance: None,
             peak_memory_bytes: peak_memory_bytes(),
         }
+    }
+
+    /// The same with the engine's guesses so far.
+    pub(super) fn drafts(self, stats: &Stats) -> Self {
+        let (drafted, accepted) = (stats.drafted_tokens as f64, stats.accepted_tokens as f64);
+        Self { acceptance: (drafted > 0.0).then(|| accepted / drafted), ..self }
     }
 }
 
@@ -40,6 +49,9 @@ impl std::fmt::Display for Report {
         }
         if let Some(speed) = self.decode_tok_s {
             write!(f, ", decode {speed:.1} tok/s")?;
+        }
+        if let Some(share) = self.acceptance {
+            write!(f, ", {:.0} % of guesses right", share * 100.0)?;
         }
         match self.peak_memory_bytes {
             Some(bytes) => write!(f, ", peak memory {} MiB", bytes >> 20),

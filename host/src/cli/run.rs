@@ -81,7 +81,7 @@ pub(super) fn run(args: Args) -> Result<(), CliError> {
     };
     let stream = args.format == Format::Text;
     let reply = generate(&mut engine, request, &interrupt, |text| if stream { output::write(text) } else { Ok(()) })?;
-    let report = Report::new(load_s, &reply.usage, &reply.timings);
+    let report = Report::new(load_s, &reply.usage, &reply.timings).drafts(&engine.stats());
     match args.format {
         Format::Text => output::write("\n")?,
         Format::Json => output::write_json(&Output {

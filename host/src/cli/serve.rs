@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use clap::Args as ClapArgs;
 
 use super::args::ModelArgs;
@@ -37,6 +38,17 @@ pub(super) struct Args {
     /// Seconds that replies under way may take to finish when the server is asked to end.
     #[arg(long, default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(..=86_400))]
     drain: u64,
+    /// Seconds that a client may keep a connection waiting: for a request, or for taking something of a reply.
+    #[arg(long, default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    /// Let web pages of this origin use the API, such as https://example.org, or * for all; may be given several
+    /// times.
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<HeaderValue>,
+    /// Also answer to this name, where the server is for this machine alone and has no key (a proxy passes it on); may
+    /// be given several times.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
 }
 
 pub(super) fn serve(args: Args) -> Result<(), CliError> {
@@ -56,6 +68,9 @@ pub(super) fn serve(args: Args) -> Result<(), CliError> {
         api_key: args.api_key,
         alias,
         drain: Duration::from_secs(args.drain),
+        patience: Duration::from_secs(args.patience),
+        cors: args.cors,
+        names: args.allow_host,
     };
     server::serve(engine, options, |address| {
         if open_to_all && !is_loopback(address.ip()) {

@@ -59,8 +59,9 @@ impl Backend for CpuBackend {
     fn cache(&mut self, shape: &CacheShape) -> Result<Cache> {
         let layer = |layer: &LayerCache| match *layer {
             LayerCache::Kv { kv_dim } => Kv::new(shape.n_pages as usize, kv_dim as usize).map(LayerState::Kv),
-            LayerCache::Recurrent { conv, state } => {
-                Recurrent::new(shape.n_slots as usize, conv as usize, state as usize).map(LayerState::Recurrent)
+            LayerCache::Recurrent { conv_dim, d_conv, state } => {
+                let conv = d_conv.saturating_sub(1) as usize * conv_dim as usize;
+                Recurrent::new(shape.n_slots as usize, conv, state as usize).map(LayerState::Recurrent)
             }
         };
         Ok(Cache { layers: shape.layers.iter().map(layer).collect::<Result<_>>()? })
@@ -152,6 +153,15 @@ impl Backend for CpuBackend {
 
     fn head(&mut self, logits: &mut Tensor, w: &Matrix, x: &Tensor, batch: &Batch) -> Result {
         self.product(logits, w, x, batch.outputs.len(), false);
+        Ok(())
+    }
+
+    fn join_rows(&mut self, out: &mut Tensor, a: &Tensor, b: &Tensor, batch: &Batch) -> Result {
+        for m in 0..batch.rows.len() {
+            let (left, right) = out.row_mut(m).split_at_mut(a.cols);
+            left.copy_from_slice(a.row(m));
+            right.copy_from_slice(b.row(m));
+        }
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! Matrix products with quantised weights: `y[r, j] = Σ_k w[r, k]·x[j, k]`.
 //!
-//! Weights stay in the mapped file. A few rows at a time are dequantised into a small buffer that stays in
-//! cache, and are multiplied with all rows of `x` from there, so a batch pays for dequantisation once.
+//! Weights stay in the mapped file. For one row of `x` they are dequantised in registers. For more, a few rows at a
+//! time are dequantised into a small buffer that stays in cache, and are multiplied with all rows of `x` from there,
+//! so a batch pays for dequantisation once.
 //!
 //! Every product is one sum in one order, whatever the batch: a token gives the same bits alone, in a
 //! prompt, or beside other sequences.
@@ -12,7 +13,7 @@ use gpu_kernels::blocks::GgmlType;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::dequant::dequantize_row_inline;
+use super::dequant::{self, Block, GROUP, PART, WithBlock, dequantize_row_inline, with_block};
 use crate::backend::{Error, Result};
 use crate::gguf::{self, Gguf};
 
@@ -87,6 +88,14 @@ impl Product<'_> {
         if xs.is_empty() || y.is_empty() {
             return;
         }
+        if let [x] = *xs
+            && w.cols.is_multiple_of(PART)
+        {
+            let task_rows = (TASK_ELEMS / w.cols).max(1).next_multiple_of(TILE_ROWS);
+            return y.par_chunks_mut(task_rows).enumerate().for_each(|(task, y)| {
+                pulp::Arch::new().dispatch(Vector { w: &w, first_row: task * task_rows, x, y });
+            });
+        }
         // Few columns: keep the dequantised rows in the first-level cache. Many: read the columns less often.
         let block_rows = if xs.len() <= TILE_COLS { TILE_ROWS } else { 4 * TILE_ROWS };
         let task_rows = (TASK_ELEMS / w.cols).max(1).next_multiple_of(block_rows);
@@ -139,6 +148,87 @@ impl WithSimd for Strip<'_> {
             }
         }
     }
+}
+
+/// The rows of a product with one row `x` from `first_row` on, as many as `y` has. `x` is whole [`PART`]s.
+struct Vector<'a> {
+    w: &'a Weights<'a>,
+    first_row: usize,
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl WithSimd for Vector<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Vector { w, first_row, x, y } = self;
+        for (tile, y) in y.chunks_mut(TILE_ROWS).enumerate() {
+            // A tile that is not full has its last row several times.
+            let mut rows: [&[u8]; TILE_ROWS] = [&[]; TILE_ROWS];
+            for (r, row) in rows.iter_mut().enumerate() {
+                (_, *row) = w.row(first_row + tile * TILE_ROWS + r.min(y.len() - 1));
+            }
+            let sums = with_block(w.ty, Dots { simd, rows, x });
+            y.copy_from_slice(&sums[..y.len()]);
+        }
+    }
+}
+
+/// The dot products of quantised rows with `x`: what [`dots`] gives for the dequantised rows, to the last bit.
+struct Dots<'a, S> {
+    simd: S,
+    rows: [&'a [u8]; TILE_ROWS],
+    x: &'a [f32],
+}
+
+impl<S: Simd> WithBlock for Dots<'_, S> {
+    type Output = [f32; TILE_ROWS];
+
+    #[inline(always)]
+    fn with_block<B: Block<H>, const H: usize>(self) -> [f32; TILE_ROWS] {
+        let Dots { simd, rows, x } = self;
+        let [mut a, mut b, mut c, mut d] = [simd.splat_f32s(0.0); TILE_ROWS];
+        let group_bytes = GROUP * size_of::<B>();
+        for (group, x) in x.as_chunks::<PART>().0.chunks(GROUP * B::PARTS).enumerate() {
+            let mut bytes: [&[u8]; TILE_ROWS] = [&[]; TILE_ROWS];
+            for r in 0..TILE_ROWS {
+                bytes[r] = &rows[r][group * group_bytes..][..x.len() / B::PARTS * size_of::<B>()];
+            }
+            let scales = dequant::scales::<B, H, TILE_ROWS>(bytes);
+            for (i, x) in x.chunks_exact(B::PARTS).enumerate() {
+                // One by one, so that the sums stay in registers.
+                a = add_block::<S, B, H>(simd, a, bytes[0], i, scales[0][i], x);
+                b = add_block::<S, B, H>(simd, b, bytes[1], i, scales[1][i], x);
+                c = add_block::<S, B, H>(simd, c, bytes[2], i, scales[2][i], x);
+                d = add_block::<S, B, H>(simd, d, bytes[3], i, scales[3][i], x);
+            }
+        }
+        [simd.reduce_sum_f32s(a), simd.reduce_sum_f32s(b), simd.reduce_sum_f32s(c), simd.reduce_sum_f32s(d)]
+    }
+}
+
+/// `acc` and the products of block `i` of `bytes` with its parts of `x`, added up lane by lane.
+#[inline(always)]
+fn add_block<S: Simd, B: Block<H>, const H: usize>(
+    simd: S,
+    mut acc: S::f32s,
+    bytes: &[u8],
+    i: usize,
+    scales: [f32; H],
+    x: &[[f32; PART]],
+) -> S::f32s {
+    let block: B = bytemuck::pod_read_unaligned(&bytes[i * size_of::<B>()..][..size_of::<B>()]);
+    for (part, x) in x.iter().enumerate() {
+        // Small enough to live in registers.
+        let mut w = [0.0; PART];
+        block.part(scales, part, &mut w);
+        for (w, x) in S::as_simd_f32s(&w).0.iter().zip(S::as_simd_f32s(x).0) {
+            acc = simd.mul_add_f32s(*w, *x, acc);
+        }
+    }
+    acc
 }
 
 /// `y[r, x0 + j] = dot(w[r], xs[j])` for the up to [`TILE_ROWS`] rows that `y` (of `stride` columns) has; `w`
@@ -198,4 +288,36 @@ pub(super) fn dots<S: Simd, const R: usize, const M: usize>(simd: S, w: [&[f32];
 #[inline(always)]
 pub(super) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
     dots(simd, [a], [b])[0][0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every type, with rows that fill no tile, no group of blocks and, for plain numbers, no part.
+    #[test]
+    fn a_product_has_the_same_bits_alone_and_in_a_batch() {
+        for &ty in GgmlType::ALL {
+            let cols = if ty.block_elems() == 1 { [96, 77] } else { [9 * ty.block_elems(), ty.block_elems()] };
+            for cols in cols {
+                let rows = 7;
+                let row_bytes = cols / ty.block_elems() * ty.block_bytes();
+                // Exponents in the middle, whatever the bytes mean: no infinities, no subnormals.
+                let byte = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9).to_le_bytes()[3] & 0x3b;
+                let data: Vec<u8> = (0..rows * row_bytes).map(byte).collect();
+                let x: Vec<Vec<f32>> =
+                    (0..5).map(|j| (0..cols).map(|k| ((k * 7 + j * 13) as f32).sin()).collect()).collect();
+                let product = |n: usize| {
+                    let w = Weights { ty, data: &data, row_bytes, rows, cols };
+                    let mut y = vec![f32::NAN; rows * n];
+                    Product { w, xs: x[..n].iter().map(Vec::as_slice).collect(), y: &mut y }.compute();
+                    y.iter().step_by(n).map(|y| y.to_bits()).collect::<Vec<u32>>()
+                };
+                let alone = product(1);
+                assert!(alone.iter().all(|y| f32::from_bits(*y).is_finite() && *y != 0), "{ty} {cols}");
+                assert_eq!(alone, product(2), "{ty} {cols}");
+                assert_eq!(alone, product(5), "{ty} {cols}");
+            }
+        }
+    }
 }

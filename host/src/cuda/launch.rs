@@ -271,6 +271,10 @@ impl Device for CudaDevice {
         self.timers.set(on);
     }
 
+    fn n_profiled(&self) -> usize {
+        self.timers.n_launches()
+    }
+
     fn take_profile(&self) -> Result<Profile> {
         Ok(self.timers.take()?)
     }

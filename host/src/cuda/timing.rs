@@ -39,6 +39,12 @@ impl Timers {
         if state.pending.len() >= MAX_PENDING { state.settle() } else { Ok(()) }
     }
 
+    /// Launches so far.
+    pub(super) fn n_launches(&self) -> usize {
+        let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.profile.launches.len() + state.pending.len()
+    }
+
     /// The times so far; starts anew.
     pub(super) fn take(&self) -> Result<Profile> {
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -17,7 +17,7 @@ use crate::model::session::{Executor, Limits, Session};
 const CPU_KV_ELEM_BYTES: u64 = 4;
 
 /// Left for what the plan does not count: the driver's own, staging, int8 forms of activations, graphs.
-const WORKING_BYTES: u64 = 512 << 20;
+pub(super) const WORKING_BYTES: u64 = 512 << 20;
 
 /// A device ready for a model.
 pub(super) enum OpenDevice {
@@ -48,7 +48,7 @@ impl OpenDevice {
                     _ => Ok(device),
                 });
                 Ok(opened.unwrap_or_else(|why| {
-                    tracing::info!("the CPU runs the model: {why}");
+                    tracing::warn!("the CPU runs the model: {why}");
                     OpenDevice::Cpu
                 }))
             }
@@ -88,22 +88,24 @@ impl OpenDevice {
         gguf: Arc<Gguf>,
         limits: Limits,
         options: BackendOptions,
+        draft: bool,
     ) -> Result<Box<dyn Executor>, EngineError> {
         fn boxed<D: Device>(
             device: Arc<D>,
             gguf: &Gguf,
             limits: Limits,
             options: BackendOptions,
+            draft: bool,
         ) -> Result<Box<dyn Executor>, EngineError> {
-            Ok(Box::new(Session::new(GpuBackend::new(device, options), gguf, limits)?))
+            Ok(Box::new(Session::load(GpuBackend::new(device, options), gguf, limits, draft)?))
         }
         match self {
-            OpenDevice::Cpu => Ok(Box::new(Session::new(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits)?)),
+            OpenDevice::Cpu => Ok(Box::new(Session::load(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits, draft)?)),
             // Its memory is the host's, and nothing is gained from large copies.
             OpenDevice::Emulated(device) => {
-                boxed(device, &gguf, limits, BackendOptions { staging_bytes: 1 << 20, ..options })
+                boxed(device, &gguf, limits, BackendOptions { staging_bytes: 1 << 20, ..options }, draft)
             }
-            OpenDevice::Cuda(device) => boxed(device, &gguf, limits, options),
+            OpenDevice::Cuda(device) => boxed(device, &gguf, limits, options, draft),
         }
     }
 }

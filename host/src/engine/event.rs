@@ -149,6 +149,10 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Tokens that were guessed and computed beside the next one of a sequence.
+    pub drafted_tokens: u64,
+    /// Of those the ones that were right.
+    pub accepted_tokens: u64,
     /// Requests that ended, by any reason.
     pub finished: u64,
     /// Requests that ended with an error.

@@ -219,6 +219,36 @@ impl Executor for Mock {
         Ok(())
     }
 
+    fn drafts(&self) -> bool {
+        true
+    }
+
+    /// Three of four guesses are right.
+    fn draft(&mut self, batch: &Batch, n_tokens: u32, n: u32, ids: &mut Vec<u32>) -> Result {
+        ids.clear();
+        let mut first = 0;
+        for span in &batch.spans {
+            let rows = first..first + span.rows;
+            first = rows.end;
+            for output in batch.outputs.iter().filter(|output| rows.contains(output)) {
+                let position = span.start + (output - rows.start);
+                if span.pages.len() < (position + n).div_ceil(PAGE_TOKENS) as usize {
+                    return broken(format!("no pages for {n} guesses after position {position}"));
+                }
+                let mut history = self.history(&Span { start: position + 1, ..span.clone() })?;
+                history.push(batch.tokens[*output as usize]);
+                for _ in 0..n {
+                    let token = next_token(&self.config, &self.script, &history);
+                    let wrong = hash(&history) >> 40 & 3 == 0;
+                    let token = if wrong { (token + 1) % n_tokens } else { token };
+                    ids.push(token);
+                    history.push(token);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The hidden state of a token is its id, in all dimensions.
     fn hidden(&mut self, batch: &Batch, out: &mut Vec<f32>) -> Result {
         out.clear();

@@ -65,6 +65,8 @@ pub struct EngineOptions {
     pub n_queue: usize,
     /// Recurrent-state checkpoints kept for prefix reuse (models with delta-net layers only).
     pub n_checkpoints: u32,
+    /// Tokens to guess after each, with the model's own block for that; 0: none.
+    pub n_draft: u32,
     /// Keep the KV pages of finished requests for later ones with the same beginning.
     pub prefix_reuse: bool,
     /// A chat template to use instead of the model's.
@@ -81,6 +83,7 @@ impl Default for EngineOptions {
             n_batch: 512,
             n_queue: 64,
             n_checkpoints: 8,
+            n_draft: 0,
             prefix_reuse: true,
             chat_template: None,
         }

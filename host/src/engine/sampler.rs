@@ -322,7 +322,7 @@ fn validate(p: &Sampling, n_tokens: usize) -> Result<(), InvalidSampling> {
         if ok { Ok(()) } else { Err(InvalidSampling { field, value: f64::from(value), why }) }
     };
     check("temperature", p.temperature, p.temperature.is_finite() && p.temperature >= 0.0, "must be 0 or more")?;
-    check("top_p", p.top_p, p.top_p >= 0.0, "must be from 0 to 1")?;
+    check("top_p", p.top_p, (0.0..=1.0).contains(&p.top_p), "must be from 0 to 1")?;
     check("min_p", p.min_p, (0.0..=1.0).contains(&p.min_p), "must be from 0 to 1")?;
     let repeat_ok = p.repeat_penalty.is_finite() && p.repeat_penalty > 0.0;
     check("repeat_penalty", p.repeat_penalty, repeat_ok, "must be more than 0")?;

@@ -10,8 +10,12 @@
 //!
 //! **A step ahead.** Where the device chooses the tokens, the next step is queued before the ones of this step are
 //! read ([`ahead`]), so that the device never waits for the host.
+//!
+//! **Guesses.** Where the model can guess tokens and is asked to, a step computes guesses beside the next token of each
+//! sequence ([`draft`]).
 
 mod ahead;
+mod draft;
 mod step;
 
 use std::collections::VecDeque;
@@ -39,6 +43,8 @@ pub struct Scheduler {
     n_tokens: u32,
     n_ctx: u32,
     n_batch: u32,
+    /// Tokens to guess after each; 0: none.
+    n_draft: u32,
     n_queue: usize,
     queue: VecDeque<Sequence>,
     /// In order of arrival.
@@ -84,7 +90,21 @@ impl Scheduler {
             }
         }
         let n_slots = n_slots.min(n_batch);
-        let prefix = options.prefix_reuse.then(|| PrefixCache::new(recurrent, n_slots..limits.n_slots));
+        let n_draft = options.n_draft;
+        if n_draft > 0 {
+            let room = limits.n_outputs / n_slots > n_draft && (!recurrent || limits.n_slots / n_slots > 1);
+            let why = match (executor.drafts(), room) {
+                (false, _) => "the model has no block that predicts further tokens",
+                (true, false) => "there is no room for guesses",
+                (true, true) => "",
+            };
+            if !why.is_empty() {
+                return Err(EngineError::Option { option: "draft", value: n_draft.into(), why: why.to_owned() });
+            }
+        }
+        // Behind the sequences' slots, one for each to go back to where a guess was wrong; then checkpoints.
+        let n_taken = if n_draft > 0 { 2 * n_slots } else { n_slots };
+        let prefix = options.prefix_reuse.then(|| PrefixCache::new(recurrent, n_taken..limits.n_slots));
         let stats = Stats { n_slots, n_ctx, pages: limits.n_pages, ..Stats::default() };
         Ok(Self {
             executor,
@@ -93,6 +113,7 @@ impl Scheduler {
             n_tokens,
             n_ctx,
             n_batch,
+            n_draft,
             n_queue: options.n_queue,
             queue: VecDeque::new(),
             running: Vec::new(),

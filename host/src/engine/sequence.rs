@@ -25,6 +25,8 @@ pub(super) struct Sequence {
     /// Most tokens that may go through the model: the worst case that pages are reserved for.
     pub(super) max_computed: u32,
     pub(super) held: Held,
+    /// Guesses of the tokens that follow.
+    pub(super) drafts: Vec<u32>,
     pub(super) clock: Clock,
 }
 
@@ -89,7 +91,18 @@ impl Sequence {
         };
         let clock = Clock { submitted: Instant::now(), started: None, first_token: None, last_token: None };
         let held = Held { node: Some(ROOT), ..Held::default() };
-        Self { id, goal, tokens: prompt, n_prompt, computed: 0, cached: 0, max_computed, held, clock }
+        Self {
+            id,
+            goal,
+            tokens: prompt,
+            n_prompt,
+            computed: 0,
+            cached: 0,
+            max_computed,
+            held,
+            drafts: Vec::new(),
+            clock,
+        }
     }
 
     /// Tokens that have not been through the model.
@@ -134,7 +147,20 @@ impl Sequence {
 
     /// Whether a token may follow the one that is being computed.
     pub(super) fn may_go_on(&self) -> bool {
-        matches!(&self.goal, Goal::Reply(reply) if reply.n_generated + 1 < reply.max_tokens)
+        self.n_left() > 1
+    }
+
+    /// Tokens that it may still have.
+    pub(super) fn n_left(&self) -> u32 {
+        match &self.goal {
+            Goal::Reply(reply) => reply.max_tokens.saturating_sub(reply.n_generated),
+            Goal::Embedding(_) => 0,
+        }
+    }
+
+    /// Whether several tokens may be chosen before any is taken into the reply.
+    pub(super) fn takes_drafts(&self) -> bool {
+        matches!(&self.goal, Goal::Reply(reply) if reply.mask.is_none())
     }
 
     /// Chooses the next token from `logits`, `[n_vocab]`.

@@ -30,13 +30,13 @@ impl<'a> Cursor<'a> {
 
     /// Bytes between the position and the end of the file.
     pub(super) fn left(&self) -> usize {
-        self.bytes.len() - self.pos
+        self.bytes.len().saturating_sub(self.pos)
     }
 
     /// Fails unless `count` items of at least `min_bytes` each can still follow, so that no loop and
     /// no allocation is ever sized by a count that the file cannot hold.
     pub(super) fn expect_room(&self, what: &'static str, count: u64, min_bytes: u64) -> Result<(), ErrorKind> {
-        let needed = u128::from(count) * u128::from(min_bytes);
+        let needed = u128::from(count).saturating_mul(u128::from(min_bytes));
         if needed <= self.left() as u128 {
             return Ok(());
         }
@@ -53,7 +53,7 @@ impl<'a> Cursor<'a> {
     pub(super) fn take(&mut self, what: &'static str, len: u64) -> Result<&'a [u8], ErrorKind> {
         self.expect_room(what, len, 1)?;
         // In range: `len` is at most `left()`, which is a usize.
-        let end = self.pos + len as usize;
+        let end = self.pos.saturating_add(len as usize);
         let taken = &self.bytes[self.pos..end];
         self.pos = end;
         Ok(taken)

@@ -116,7 +116,7 @@ pub enum ErrorKind {
     Misaligned { tensor: String, offset: u64, alignment: u64 },
     #[error(
         "tensor {tensor:?}: {n_bytes} bytes at offset {offset} need a file of {} bytes, it has {present}",
-        offset + u128::from(*n_bytes)
+        offset.saturating_add(u128::from(*n_bytes))
     )]
     TensorData { tensor: String, offset: u128, n_bytes: u64, present: u64 },
     #[error("split model: {0}")]

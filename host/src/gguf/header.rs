@@ -109,7 +109,7 @@ fn alignment(pairs: &BTreeMap<Box<str>, Stored>, file: &[u8]) -> Result<usize, E
         return Err(ErrorKind::KeyType { key: KEY.to_owned(), found, wanted: "an integer" });
     };
     // At least 8, as the specification has it: blocks are then aligned in a mapped file.
-    if !(8..=MAX_ALIGNMENT).contains(&alignment) || alignment & (alignment - 1) != 0 {
+    if !(8..=MAX_ALIGNMENT).contains(&alignment) || alignment.count_ones() != 1 {
         return Err(ErrorKind::Alignment(alignment));
     }
     Ok(alignment as usize)

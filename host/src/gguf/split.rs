@@ -18,6 +18,11 @@ struct Split {
 }
 
 impl Split {
+    /// Counted from 1, as file names do; the key counts from 0.
+    fn number(self) -> u32 {
+        self.no.saturating_add(1)
+    }
+
     /// The file's place in a set of two or more, or `None` for a file that is complete in itself.
     fn of(gguf: &Gguf) -> Result<Option<Split>> {
         let Some(count) = gguf.opt_u32("split.count")? else {
@@ -47,7 +52,7 @@ pub(super) fn refuse(gguf: &Gguf) -> Result<()> {
     match Split::of(gguf)? {
         None => Ok(()),
         Some(split) => {
-            let message = format!("this is only shard {} of {}", split.no + 1, split.count);
+            let message = format!("this is only shard {} of {}", split.number(), split.count);
             Err(split_error(gguf, message))
         }
     }
@@ -62,9 +67,9 @@ pub(super) fn complete(opened: Gguf) -> Result<Gguf> {
     let Some(stem) = set_stem(&opened_path, split) else {
         let message = format!(
             "shard {} of {} must be named NAME-{:05}-of-{:05}.gguf",
-            split.no + 1,
+            split.number(),
             split.count,
-            split.no + 1,
+            split.number(),
             split.count
         );
         return Err(split_error(&opened, message));
@@ -89,7 +94,7 @@ pub(super) fn complete(opened: Gguf) -> Result<Gguf> {
 /// The path of a shard without `-0000K-of-0000N.gguf`, if its name ends so.
 fn set_stem(path: &Path, split: Split) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
-    let suffix = format!("-{:05}-of-{:05}.gguf", split.no + 1, split.count);
+    let suffix = format!("-{:05}-of-{:05}.gguf", split.number(), split.count);
     Some(path.with_file_name(name.strip_suffix(&suffix)?))
 }
 

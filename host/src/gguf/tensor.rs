@@ -41,11 +41,13 @@ impl TensorInfo {
     }
 
     /// Elements in the tensor.
+    #[expect(clippy::arithmetic_side_effects, reason = "both products fit: `data_bytes` checked them")]
     pub fn n_elems(&self) -> usize {
         self.rows() * self.cols()
     }
 
     /// Bytes in a row.
+    #[expect(clippy::arithmetic_side_effects, reason = "both products fit: `data_bytes` checked them")]
     pub fn row_bytes(&self) -> usize {
         self.cols() / self.ty.block_elems() * self.ty.block_bytes()
     }
@@ -87,9 +89,9 @@ impl TensorInfo {
                 alignment: alignment as u64,
             });
         }
-        // Three numbers below 2^64: no wrap in 128 bits.
-        let offset = data_start as u128 + self.offset as u128;
-        if offset + self.n_bytes as u128 > file_bytes as u128 {
+        // Three numbers below 2^64: they fit 128 bits.
+        let offset = (data_start as u128).saturating_add(self.offset as u128);
+        if offset.saturating_add(self.n_bytes as u128) > file_bytes as u128 {
             return Err(ErrorKind::TensorData {
                 tensor: self.name.clone(),
                 offset,
@@ -97,7 +99,7 @@ impl TensorInfo {
                 present: file_bytes as u64,
             });
         }
-        self.offset += data_start;
+        self.offset = self.offset.saturating_add(data_start);
         Ok(())
     }
 }
@@ -130,7 +132,8 @@ pub(super) fn data_bytes(ty: GgmlType, dims: [u64; 4]) -> Result<usize, Unsizabl
     let too_large = || Unsizable::Dims("are too large");
     // Both the element count and the byte count must fit: later code multiplies dimensions freely.
     let n_elems = dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim)).ok_or_else(too_large)?;
-    let n_bytes = (n_elems / block_elems)
+    let n_blocks = n_elems.checked_div(block_elems).ok_or_else(too_large)?;
+    let n_bytes = n_blocks
         .checked_mul(ty.block_bytes() as u64)
         .filter(|&n| n.max(n_elems) <= isize::MAX as u64)
         .ok_or_else(too_large)?;
@@ -171,6 +174,6 @@ impl<'a> Tensor<'a> {
     /// # Panics
     /// If there is no such row.
     pub fn row(&self, row: usize) -> &'a [u8] {
-        &self.data[row * self.row_bytes()..][..self.row_bytes()]
+        &self.data[row.saturating_mul(self.row_bytes())..][..self.row_bytes()]
     }
 }

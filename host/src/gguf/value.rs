@@ -201,7 +201,7 @@ impl Stored {
             fixed => (fixed.ty().min_bytes() as usize, None),
         };
         let end = cursor.pos();
-        Ok(Stored { ty: value.ty(), array, at: end - n_bytes..end })
+        Ok(Stored { ty: value.ty(), array, at: end.saturating_sub(n_bytes)..end })
     }
 
     /// The value, given the same file's bytes.
@@ -238,10 +238,10 @@ impl<'a> Array<'a> {
         let len = count as usize;
         let start = cursor.pos();
         if ty.is_fixed_size() && ty != ValueType::Bool {
-            cursor.take("array", count * ty.min_bytes())?;
+            cursor.take("array", count.saturating_mul(ty.min_bytes()))?;
         } else {
             for _ in 0..len {
-                Value::read_as(ty, cursor, depth + 1)?;
+                Value::read_as(ty, cursor, depth.saturating_add(1))?;
             }
         }
         Ok(Array { ty, len, bytes: cursor.since(start) })

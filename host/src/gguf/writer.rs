@@ -1,5 +1,10 @@
 //! Writing GGUF files: for synthetic models, and for tests that craft and split files.
 
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "sizes of data that is in memory, or declared by the program itself"
+)]
+
 use super::GgmlType;
 use super::error::ErrorKind;
 use super::header::{DEFAULT_ALIGNMENT, MAGIC};

@@ -282,6 +282,9 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// of a replay are not seen: time the launches themselves, or the replay as a whole by events.
     fn set_profiling(&self, on: bool);
 
+    /// How many launches were timed since profiling was turned on or its times were last taken.
+    fn n_profiled(&self) -> usize;
+
     /// The times of the launches since profiling was turned on or last taken.
     ///
     /// # Errors

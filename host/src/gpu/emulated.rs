@@ -319,6 +319,10 @@ impl Device for Emulated {
         lock(&self.state).profile = on.then(Profile::default);
     }
 
+    fn n_profiled(&self) -> usize {
+        lock(&self.state).profile.as_ref().map_or(0, |profile| profile.launches.len())
+    }
+
     fn take_profile(&self) -> Result<Profile> {
         Ok(lock(&self.state).profile.as_mut().map(std::mem::take).unwrap_or_default())
     }

@@ -4,6 +4,7 @@ pub mod backend;
 pub mod command;
 pub mod device;
 pub mod emulated;
+pub mod kernel_test;
 pub mod memory;
 pub mod ops;
 pub mod profile;

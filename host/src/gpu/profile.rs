@@ -1,7 +1,15 @@
-//! Where the device's time goes, by kernel.
+//! Where the device's time goes, launch by launch.
 
 use std::collections::BTreeMap;
-use std::fmt;
+
+/// One timed launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LaunchTime {
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// Its time in microseconds.
+    pub us: f64,
+}
 
 /// The launches of one kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -12,45 +20,29 @@ pub struct KernelTime {
     pub total_us: f64,
 }
 
-/// Times of launches, keyed by kernel name.
+/// Times of launches, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    kernels: BTreeMap<&'static str, KernelTime>,
+    /// The launches.
+    pub launches: Vec<LaunchTime>,
 }
 
 impl Profile {
     /// Adds one launch.
     pub fn add(&mut self, kernel: &'static str, us: f64) {
-        let time = self.kernels.entry(kernel).or_default();
-        time.n_launches += 1;
-        time.total_us += us;
+        self.launches.push(LaunchTime { kernel, us });
     }
 
     /// The kernels, most time first.
     pub fn by_time(&self) -> Vec<(&'static str, KernelTime)> {
-        let mut kernels: Vec<_> = self.kernels.iter().map(|(name, time)| (*name, *time)).collect();
+        let mut kernels: BTreeMap<&'static str, KernelTime> = BTreeMap::new();
+        for launch in &self.launches {
+            let time = kernels.entry(launch.kernel).or_default();
+            time.n_launches += 1;
+            time.total_us += launch.us;
+        }
+        let mut kernels: Vec<_> = kernels.into_iter().collect();
         kernels.sort_by(|a, b| b.1.total_us.total_cmp(&a.1.total_us));
         kernels
-    }
-
-    /// The time of all launches, in microseconds.
-    pub fn total_us(&self) -> f64 {
-        self.kernels.values().map(|time| time.total_us).sum()
-    }
-}
-
-impl fmt::Display for Profile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let total = self.total_us().max(f64::MIN_POSITIVE);
-        for (name, time) in self.by_time() {
-            let (n, us) = (time.n_launches, time.total_us);
-            writeln!(
-                f,
-                "{name:<28} {n:>7} launches {us:>12.1} us {:>9.2} each {:>5.1} %",
-                us / n as f64,
-                us / total * 100.0
-            )?;
-        }
-        Ok(())
     }
 }

@@ -51,6 +51,9 @@ pub enum Failure {
     /// The device refused something that it should do.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// An operation of a model could not be run.
+    #[error(transparent)]
+    Backend(#[from] crate::backend::Error),
     /// It did something else than asked.
     #[error("wrong result: {0}")]
     Wrong(String),

@@ -12,6 +12,7 @@ mod moe;
 mod rope;
 mod ssm;
 
+use crate::backend::MAX_CONV_INPUTS;
 use crate::gguf::{Gguf, GgufError};
 
 use keys::Keys;
@@ -246,10 +247,13 @@ impl Config {
     }
 
     /// Elements of recurrent state that one sequence takes, over all layers: of each delta net the
-    /// state `[dt_rank, d_state, d_state]` and the convolution's last `d_conv − 1` inputs.
+    /// state `[dt_rank, d_state, d_state]` and as many inputs of the convolution as a backend may keep.
     pub fn state_elems_per_sequence(&self) -> usize {
         let n_delta = self.n_layer - self.n_attention_layers();
-        self.ssm.as_ref().map_or(0, |ssm| n_delta * (ssm.d_inner * ssm.d_state + (ssm.d_conv - 1) * ssm.conv_dim()))
+        self.ssm.as_ref().map_or(0, |ssm| {
+            let n_inputs = (ssm.d_conv - 1).max(MAX_CONV_INPUTS as usize);
+            n_delta * (ssm.d_inner * ssm.d_state + n_inputs * ssm.conv_dim())
+        })
     }
 }
 

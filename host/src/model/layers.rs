@@ -270,11 +270,23 @@ pub fn delta_net<B: Backend>(
     b.matmul(&mut s.z, &w.z, &s.norm, batch)?;
     b.matmul(&mut s.alpha, &w.alpha, &s.norm, batch)?;
     b.matmul(&mut s.beta, &w.beta, &s.norm, batch)?;
+    delta_net_mix(b, w, s, cache, layer, batch)?;
+    b.matmul_add(&mut s.x, &w.output, &s.delta, batch)
+}
+
+/// What a gated delta net does between its projections: `s.delta` from `s.qkv`, `s.z`, `s.alpha` and `s.beta`.
+pub fn delta_net_mix<B: Backend>(
+    b: &mut B,
+    w: &DeltaNet<B>,
+    s: &mut Scratch<B>,
+    cache: &mut B::Cache,
+    layer: u32,
+    batch: &B::Batch,
+) -> Result {
     b.ssm_conv1d(&mut s.conv, &s.qkv, &w.conv1d, cache, layer, &w.shape, batch)?;
     let (dt_bias, a) = (w.dt_bias.as_ref(), w.a.as_ref());
     b.ssm_delta_net(&mut s.delta, &s.conv, &s.alpha, &s.beta, dt_bias, a, cache, layer, &w.shape, batch)?;
-    b.ssm_gated_norm(&mut s.delta, &s.z, &w.out_norm, w.eps, batch)?;
-    b.matmul_add(&mut s.x, &w.output, &s.delta, batch)
+    b.ssm_gated_norm(&mut s.delta, &s.z, &w.out_norm, w.eps, batch)
 }
 
 /// `s.x += down(act(gate(norm(s.x)), up(norm(s.x))))`.

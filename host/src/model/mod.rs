@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod distance;
+mod draft;
 pub mod golden;
 pub mod layers;
 pub mod rope;

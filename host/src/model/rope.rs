@@ -77,6 +77,7 @@ mod tests {
         Yarn { factor: 32.0, n_ctx_orig: 4096, ext_factor: 1.0, attn_factor: 1.0, beta_fast: 32.0, beta_slow: 1.0 }
     }
 
+    /// B29: divisors of the file.
     #[test]
     fn rope_freqs_divide_the_frequencies() {
         // Llama 3.2 1B.
@@ -88,6 +89,7 @@ mod tests {
         assert!((turn(&resolve(&config, None)) - 1.234e-2).abs() < 1e-5);
     }
 
+    /// B29: YaRN's ramp and magnitude.
     #[test]
     fn yarn_ramp_bounds_of_gpt_oss_are_rounded_outwards() {
         let config = config(64, 150000.0, RopeScaling::Yarn(gpt_oss()));

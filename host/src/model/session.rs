@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use super::config::{Config, LayerKind};
+use super::draft::Drafter;
 use super::layers::{Ffn, Mixer, Scratch};
-use super::weights::{LoadError, Model};
-use crate::backend::{Backend, Batch, CacheShape, Choose, Error, LayerCache, Measured, PAGE_TOKENS, Result};
+use super::weights::{LoadError, Model, Nextn};
+use crate::backend::{Backend, Batch, CacheShape, Choose, Error, LayerCache, Measured, PAGE_TOKENS, Result, Section};
 use crate::gguf::Gguf;
 
 /// How much a session can hold.
@@ -59,6 +60,21 @@ pub trait Executor: Send {
         let _ = ids;
         Err(Error::Unsupported("choosing a token".to_owned()))
     }
+    /// Whether the model guesses further tokens: whether there is [`Executor::draft`].
+    fn drafts(&self) -> bool {
+        false
+    }
+    /// After [`Executor::forward`]: guesses `n` tokens below `n_tokens` after the outputs of `batch`, which has the
+    /// rows of the batch that was run, each with the token that follows it (any token where that is not known and no
+    /// output). Writes `[batch.outputs.len(), n]` ids; a wrong guess may be any number. An output is the only one of
+    /// its span, and the span's pages hold the `n` positions after its row.
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    fn draft(&mut self, batch: &Batch, n_tokens: u32, n: u32, ids: &mut Vec<u32>) -> Result {
+        let _ = (batch, n_tokens, n, ids);
+        Err(Error::Unsupported("guessing tokens".to_owned()))
+    }
     /// Runs a batch and writes the normed hidden states of all its rows, `[M, n_embd]`.
     ///
     /// # Errors
@@ -90,6 +106,9 @@ pub struct Session<B: Backend> {
     model: Model<B>,
     cache: B::Cache,
     scratch: Scratch<B>,
+    drafter: Option<Drafter<B>>,
+    /// Rows of the last batch.
+    n_rows: usize,
     /// Outputs of the last step that chose.
     n_chosen: u32,
     /// Outputs of the steps that were submitted and not collected.
@@ -101,19 +120,48 @@ impl<B: Backend> Session<B> {
     ///
     /// # Errors
     /// If the file is no model that zinc runs, or the device has no room.
-    pub fn new(mut backend: B, gguf: &Gguf, limits: Limits) -> Result<Session<B>, LoadError> {
+    pub fn new(backend: B, gguf: &Gguf, limits: Limits) -> Result<Session<B>, LoadError> {
+        Self::load(backend, gguf, limits, false)
+    }
+
+    /// The same, with `draft` able to guess further tokens where the model can.
+    ///
+    /// # Errors
+    /// As [`Session::new`].
+    pub fn load(mut backend: B, gguf: &Gguf, limits: Limits, draft: bool) -> Result<Session<B>, LoadError> {
         let config = Config::from_gguf(gguf)?;
         let model = Model::load(&mut backend, gguf, &config)?;
+        let nextn = if draft { Nextn::load(&mut backend, gguf, &config)? } else { None };
         let failed = |what: &str, source| LoadError::Backend { what: what.to_owned(), source };
-        let cache = backend.cache(&cache_shape(&config, limits)).map_err(|e| failed("cache", e))?;
+        let mut shape = cache_shape(&config, limits);
+        let layer = shape.layers.len() as u32;
+        if nextn.is_some() {
+            shape.layers.push(LayerCache::Kv { kv_dim: config.n_embd_kv() as u32 });
+        }
+        let cache = backend.cache(&shape).map_err(|e| failed("cache", e))?;
         let scratch = scratch(&mut backend, &config, limits).map_err(|e| failed("activations", e))?;
-        Ok(Session { backend, config, limits, model, cache, scratch, n_chosen: 0, in_flight: VecDeque::new() })
+        let (sizes, rows) = ([config.n_embd, config.n_vocab], [limits.n_batch, limits.n_outputs]);
+        let drafter = nextn.map(|nextn| Drafter::new(&mut backend, nextn, layer, sizes, rows)).transpose();
+        let drafter = drafter.map_err(|e| failed("activations", e))?;
+        Ok(Session {
+            backend,
+            config,
+            limits,
+            model,
+            cache,
+            scratch,
+            drafter,
+            n_rows: 0,
+            n_chosen: 0,
+            in_flight: VecDeque::new(),
+        })
     }
 
     /// Checks a batch, and runs the layers and the head over it; with `choose`, chooses tokens.
     fn logits_step(&mut self, batch: &Batch, choose: Option<&Choose>) -> Result {
         check(batch, &self.config, self.limits)?;
         let has_outputs = !batch.outputs.is_empty();
+        self.n_rows = batch.tokens.len();
         let batch = &match choose {
             None => self.backend.batch(batch)?,
             Some(choose) => self.backend.choosing_batch(batch, choose)?,
@@ -158,17 +206,31 @@ fn layers<B: Backend>(
     cache: &mut B::Cache,
     batch: &B::Batch,
 ) -> Result {
+    b.section(Section::Embedding);
     b.embed(&mut s.x, &model.token_embd, batch)?;
     for (il, layer) in (0..).zip(&model.layers) {
         match &layer.mixer {
-            Mixer::Attention(w) => b.attention_layer(w, s, cache, il, batch)?,
-            Mixer::DeltaNet(w) => b.delta_net_layer(w, s, cache, il, batch)?,
+            Mixer::Attention(w) => {
+                b.section(Section::Attention);
+                b.attention_layer(w, s, cache, il, batch)?;
+            }
+            Mixer::DeltaNet(w) => {
+                b.section(Section::DeltaNet);
+                b.delta_net_layer(w, s, cache, il, batch)?;
+            }
         }
         match &layer.ffn {
-            Ffn::Dense(w) => b.dense_ffn_layer(w, s, batch)?,
-            Ffn::Moe(w) => b.moe_layer(w, s, batch)?,
+            Ffn::Dense(w) => {
+                b.section(Section::Ffn);
+                b.dense_ffn_layer(w, s, batch)?;
+            }
+            Ffn::Moe(w) => {
+                b.section(Section::Moe);
+                b.moe_layer(w, s, batch)?;
+            }
         }
     }
+    b.section(Section::Head);
     b.rms_norm(&mut s.norm, &s.x, &model.output_norm, model.rms_eps, batch)
 }
 
@@ -234,6 +296,24 @@ impl<B: Backend> Executor for Session<B> {
         self.backend.read(&self.scratch.norm, batch.tokens.len() as u32, out)
     }
 
+    fn drafts(&self) -> bool {
+        self.drafter.is_some()
+    }
+
+    fn draft(&mut self, batch: &Batch, n_tokens: u32, n: u32, ids: &mut Vec<u32>) -> Result {
+        check(batch, &self.config, self.limits)?;
+        self.check_choose(batch, &Choose { n_tokens, ..Choose::default() })?;
+        if batch.tokens.len() != self.n_rows {
+            return Err(Error::Batch(format!("{} rows after a batch of {}", batch.tokens.len(), self.n_rows)));
+        }
+        let Some(drafter) = &mut self.drafter else { return Err(Error::Unsupported("guessing tokens".to_owned())) };
+        let (backend, s, cache) = (&mut self.backend, &mut self.scratch, &mut self.cache);
+        *ids = drafter.draft(backend, s, cache, &mut self.model, batch, n_tokens, n)?;
+        // Its hidden states are no longer the main network's.
+        (self.n_rows, self.n_chosen) = (0, 0);
+        Ok(())
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) -> Result {
         let n_slots = self.limits.n_slots;
         if from.max(to) >= n_slots {
@@ -246,7 +326,8 @@ impl<B: Backend> Executor for Session<B> {
 fn cache_shape(config: &Config, limits: Limits) -> CacheShape {
     let layer = |kind: &LayerKind| match (kind, &config.ssm) {
         (LayerKind::DeltaNet, Some(ssm)) => LayerCache::Recurrent {
-            conv: ((ssm.d_conv - 1) * ssm.conv_dim()) as u32,
+            conv_dim: ssm.conv_dim() as u32,
+            d_conv: ssm.d_conv as u32,
             state: (ssm.d_inner * ssm.d_state) as u32,
         },
         _ => LayerCache::Kv { kv_dim: config.n_embd_kv() as u32 },

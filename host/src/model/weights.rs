@@ -80,6 +80,57 @@ impl<B: Backend> Model<B> {
     }
 }
 
+/// The block that predicts further tokens; see [`draft`](super::draft).
+pub struct Nextn<B: Backend> {
+    /// `nextn.enorm`, `[n_embd]`.
+    pub token_norm: B::Vector,
+    /// `nextn.hnorm`, `[n_embd]`.
+    pub hidden_norm: B::Vector,
+    /// `nextn.eh_proj`, `[n_embd, 2·n_embd]`.
+    pub proj: B::Matrix,
+    /// Full attention and a feed-forward network like those of the layers.
+    pub layer: Layer<B>,
+    /// `nextn.shared_head_norm`, `[n_embd]`.
+    pub head_norm: B::Vector,
+    /// `nextn.embed_tokens`, `[n_vocab, n_embd]`; `None` where it is the network's.
+    pub token_embd: Option<B::Matrix>,
+    /// `nextn.shared_head_head`, `[n_vocab, n_embd]`; `None` where it is the network's.
+    pub head: Option<B::Matrix>,
+    /// Of the norms.
+    pub eps: f32,
+}
+
+impl<B: Backend> Nextn<B> {
+    /// Hands the first such block's weights to the backend; `None` if the model has none.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load(backend: &mut B, gguf: &Gguf, config: &Config) -> Result<Option<Nextn<B>>, LoadError> {
+        if config.n_nextn == 0 {
+            return Ok(None);
+        }
+        let (il, n_embd, n_vocab) = (config.n_layer, config.n_embd, config.n_vocab);
+        let name = |tensor: &str| format!("blk.{il}.nextn.{tensor}.weight");
+        let mut loader = Loader { backend, gguf, config };
+        let rope = Arc::new(loader.rope()?);
+        let mixer = Mixer::Attention(loader.attention(il, &rope, None)?);
+        let ffn = match &config.moe {
+            Some(moe) => Ffn::Moe(loader.moe(il, moe)?),
+            None => Ffn::Dense(loader.dense_ffn(il)?),
+        };
+        Ok(Some(Nextn {
+            token_norm: loader.vector(&name("enorm"), &[n_embd])?,
+            hidden_norm: loader.vector(&name("hnorm"), &[n_embd])?,
+            proj: loader.matrix(&name("eh_proj"), &[2 * n_embd, n_embd])?,
+            layer: Layer { mixer, ffn },
+            head_norm: loader.vector(&name("shared_head_norm"), &[n_embd])?,
+            token_embd: loader.opt_matrix(&name("embed_tokens"), &[n_embd, n_vocab])?,
+            head: loader.opt_matrix(&name("shared_head_head"), &[n_embd, n_vocab])?,
+            eps: config.rms_eps,
+        }))
+    }
+}
+
 struct Loader<'a, B> {
     backend: &'a mut B,
     gguf: &'a Gguf,

@@ -15,6 +15,8 @@ use ureq::http::HeaderMap;
 use super::fetch::{self, FetchError, Remote};
 
 const ENDPOINT: &str = "https://huggingface.co";
+/// Other addresses that a file may have had.
+const MAX_RENAMES: usize = 5;
 /// Silence that means a connection is dead.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -48,35 +50,38 @@ pub(super) fn fetch(repo: &str, to: &Path) -> Result<(), FetchError> {
         .user_agent(concat!("zinc/", env!("CARGO_PKG_VERSION")))
         .build()
         .new_agent();
-    let remote = describe(&agent, &url, token.as_deref())?;
+    let remote = describe(&agent, endpoint, url, token.as_deref())?;
     fetch::download(&agent, &remote, to)
 }
 
-/// What the hub says about a file.
-fn describe(agent: &Agent, url: &str, token: Option<&str>) -> Result<Remote, FetchError> {
-    let mut request = agent.head(url).config().max_redirects(0).max_redirects_will_error(false).build();
-    if let Some(token) = token {
-        request = request.header("authorization", format!("Bearer {token}"));
+/// What the hub says about a file. A repository that was renamed leads to another address of the hub.
+fn describe(agent: &Agent, endpoint: &str, mut url: String, token: Option<&str>) -> Result<Remote, FetchError> {
+    for _ in 0..MAX_RENAMES {
+        let mut request = agent.head(&url).config().max_redirects(0).max_redirects_will_error(false).build();
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let reply = match request.call() {
+            Ok(reply) => reply,
+            Err(source) => return Err(FetchError::Request { url, source }),
+        };
+        let (status, headers) = (reply.status().as_u16(), reply.headers());
+        if !(200..400).contains(&status) {
+            return Err(FetchError::Status { url, status });
+        }
+        let size = text(headers, "x-linked-size").and_then(|size| size.parse().ok());
+        let sha256 = text(headers, "x-linked-etag").map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
+        let sha256 = sha256.filter(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if let (Some(size), Some(sha256)) = (size, sha256) {
+            let sha256 = sha256.to_ascii_lowercase();
+            return Ok(Remote { url, token: token.map(str::to_owned), size, sha256 });
+        }
+        match text(headers, "location") {
+            Some(path) if path.starts_with('/') && !path.starts_with("//") => url = format!("{endpoint}{path}"),
+            _ => break,
+        }
     }
-    let reply = request.call().map_err(|source| FetchError::Request { url: url.to_owned(), source })?;
-    let status = reply.status().as_u16();
-    if !(200..400).contains(&status) {
-        return Err(FetchError::Status { url: url.to_owned(), status });
-    }
-    let headers = reply.headers();
-    let size = text(headers, "x-linked-size").or_else(|| text(headers, "content-length").filter(|_| status == 200));
-    let size = size.and_then(|size| size.parse().ok());
-    let sha256 = text(headers, "x-linked-etag").map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
-    let sha256 = sha256.filter(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    match (size, sha256) {
-        (Some(size), Some(sha256)) => Ok(Remote {
-            url: url.to_owned(),
-            token: token.map(str::to_owned),
-            size,
-            sha256: sha256.to_ascii_lowercase(),
-        }),
-        _ => Err(FetchError::NoHash { url: url.to_owned() }),
-    }
+    Err(FetchError::NoHash { url })
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

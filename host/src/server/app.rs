@@ -1,9 +1,10 @@
 //! What every route can see.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::ServerOptions;
 use super::error::ApiError;
 use super::markup::Markup;
 use super::mask::Grammars;
@@ -23,8 +24,20 @@ pub(super) struct Model {
     pub(super) n_ctx: u32,
     /// How it marks thoughts and calls.
     pub(super) markup: Markup,
-    /// Builds grammars for its vocabulary, where it has a token that ends a text.
-    pub(super) grammars: Result<Grammars, String>,
+    /// Builds grammars for its vocabulary, where it has a token that ends a text; see [`Model::grammars`].
+    pub(super) built: OnceLock<Result<Grammars, String>>,
+}
+
+impl Model {
+    /// What builds grammars. It takes a while, once.
+    pub(super) fn grammars(&self) -> &Result<Grammars, String> {
+        self.built.get_or_init(|| {
+            let start = Instant::now();
+            let grammars = Grammars::new(&self.tokenizer);
+            tracing::info!("ready for grammars after {:.2} s", start.elapsed().as_secs_f64());
+            grammars
+        })
+    }
 }
 
 /// The server's state.
@@ -34,14 +47,17 @@ pub(super) struct App {
     pub(super) metrics: Arc<Metrics>,
     /// The key that requests need.
     pub(super) api_key: Option<String>,
+    /// How long a body may take to come.
+    pub(super) patience: Duration,
     /// When the server started, in seconds since 1970.
     pub(super) created: u64,
     next_id: AtomicU64,
 }
 
 impl App {
-    pub(super) fn new(model: Model, worker: Worker, metrics: Arc<Metrics>, api_key: Option<String>) -> Self {
-        Self { model, worker, metrics, api_key, created: now_s(), next_id: AtomicU64::new(0) }
+    pub(super) fn new(model: Model, worker: Worker, metrics: Arc<Metrics>, options: &ServerOptions) -> Self {
+        let (api_key, patience) = (options.api_key.clone(), options.patience);
+        Self { model, worker, metrics, api_key, patience, created: now_s(), next_id: AtomicU64::new(0) }
     }
 
     /// An id for a reply, like no other of this server.

@@ -8,9 +8,9 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use base64::prelude::{BASE64_STANDARD, Engine};
 
 use super::app::App;
-use super::base64;
 use super::error::ApiError;
 
 pub(super) async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
@@ -32,7 +32,7 @@ fn is_authorized(headers: &HeaderMap, key: &str) -> bool {
     if !scheme.eq_ignore_ascii_case("basic") {
         return false;
     }
-    let Some(pair) = base64::decode(credentials) else { return false };
+    let Some(pair) = BASE64_STANDARD.decode(credentials).ok() else { return false };
     let colon = pair.iter().position(|byte| *byte == b':');
     colon.is_some_and(|colon| same(&pair[colon + 1..], key.as_bytes()))
 }

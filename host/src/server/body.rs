@@ -11,17 +11,16 @@ use super::error::ApiError;
 
 /// Holds any context there is, and a long list of prompts.
 const MAX_BYTES: usize = 8 << 20;
-/// A client that needs longer is stuck, or wants the connection for itself.
-const MAX_TIME: Duration = Duration::from_secs(30);
 
-/// Reads the body of a request. Parsing is [`parse`]'s, which may take a while.
-pub(super) async fn read(request: Request) -> Result<Bytes, ApiError> {
+/// Reads the body of a request. Parsing is [`parse`]'s, which may take a while. A client that needs longer than
+/// `patience` is stuck, or wants the connection for itself.
+pub(super) async fn read(request: Request, patience: Duration) -> Result<Bytes, ApiError> {
     // A page of another origin cannot send this type without asking first, and is told no.
     if !is_json(request.headers()) {
         let message = "the content type has to be application/json";
         return Err(ApiError::client(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    match tokio::time::timeout(MAX_TIME, collect(request.into_body())).await {
+    match tokio::time::timeout(patience, collect(request.into_body())).await {
         Ok(body) => body,
         Err(_) => Err(ApiError::client(StatusCode::REQUEST_TIMEOUT, "the body of the request did not arrive in time")),
     }

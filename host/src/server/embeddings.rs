@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::{Value, json};
 
 use super::app::{App, off_thread};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::worker::{Events, Work};
-use super::{base64, body, prompts};
+use super::{body, prompts};
 use crate::engine::{Event, FinishReason};
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::read(request).await?;
+    let body = body::read(request, app.patience).await?;
     let (inputs, as_base64) = {
         let app = app.clone();
         off_thread(move || {
@@ -39,7 +40,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = if as_base64 {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            Value::from(base64::encode(&bytes))
+            Value::from(BASE64_STANDARD.encode(&bytes))
         } else {
             Value::from(vector.as_slice())
         };

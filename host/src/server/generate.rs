@@ -41,7 +41,7 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
 }
 
 async fn reply(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ApiError> {
-    let body = body::read(request).await?;
+    let body = body::read(request, app.patience).await?;
     let prepared = {
         let app = app.clone();
         off_thread(move || prepare(&app.model, kind, &body)).await?
@@ -108,7 +108,7 @@ fn compile(model: &Model, markup: Markup, rules: &Rules<'_>) -> Result<Option<Gr
     let field = if rules.schema.is_some() { "response_format" } else { "tools" };
     let wrong = |why: String| ApiError::field(field, format!("this cannot be made a grammar: {why}"));
     let Some(lark) = grammar::write(markup, &model.tokenizer, rules).map_err(wrong)? else { return Ok(None) };
-    let grammars = model.grammars.as_ref().map_err(|why| wrong(why.clone()))?;
+    let grammars = model.grammars().as_ref().map_err(|why| wrong(why.clone()))?;
     grammars.compile(lark).map(Some).map_err(wrong)
 }
 

@@ -12,18 +12,27 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio_io_timeout::TimeoutStream;
 
 /// Connections that are open at once; more wait in the system's queue.
 const MAX_CONNECTIONS: usize = 1024;
-/// Time for the head of a request, counted from the end of the last one: also how long an idle connection is kept.
-const HEADER_TIME: Duration = Duration::from_secs(30);
 /// Bytes of a request's head.
 const MAX_HEADER_BYTES: usize = 32 << 10;
 /// After a failed accept (no file handles left, say), time for things to get better.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` becomes true; then finishes the replies under way, for at most `drain`.
-pub(super) async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, drain: Duration) {
+/// How long clients may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// To send the head of a request, counted from the end of the last one (so also how long an idle connection is
+    /// kept), and to take something of a reply.
+    pub(super) patience: Duration,
+    /// To take the rest of their replies when the server ends.
+    pub(super) drain: Duration,
+}
+
+/// Serves until `stop` becomes true; then finishes the replies under way.
+pub(super) async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, times: Times) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -39,7 +48,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, mut stop: watch
                     let (router, stop) = (router.clone(), stop.clone());
                     connections.spawn(async move {
                         let _permit = permit;
-                        connection(stream, router, stop).await;
+                        connection(stream, router, stop, times.patience).await;
                     });
                 }
                 Err(e) => {
@@ -51,16 +60,19 @@ pub(super) async fn serve(listener: TcpListener, router: Router, mut stop: watch
     }
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(drain, all).await.is_err() {
+    if tokio::time::timeout(times.drain, all).await.is_err() {
         tracing::warn!("some replies were not finished in time");
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, mut stop: watch::Receiver<bool>) {
+async fn connection(stream: TcpStream, router: Router, mut stop: watch::Receiver<bool>, patience: Duration) {
     // Tokens are small and must not wait for each other. A socket that refuses is slower, not wrong.
     stream.set_nodelay(true).ok();
+    let mut stream = Box::pin(TimeoutStream::new(stream));
+    // Counts only while there is something to write and the client takes nothing of it.
+    stream.as_mut().set_write_timeout_pinned(Some(patience));
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(MAX_HEADER_BYTES);
+    http.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(MAX_HEADER_BYTES);
     let mut connection = pin!(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
     // In a block of its own, so that no guard of the channel lives on.
     let stopping = async { stop.wait_for(|stop| *stop).await.is_ok() };

@@ -17,6 +17,8 @@ use crate::tokenizer::Tokenizer;
 
 /// Bytes of a grammar's text, schemas included. Compiling one takes a thread, and time that grows with it.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+/// One or two KiB each; a reply that needs more ends with an error.
+const MAX_LEXER_STATES: usize = 50_000;
 /// The trie has a depth that it can hold; a longer token is never chosen under a grammar.
 const MAX_TOKEN_BYTES: usize = 512;
 
@@ -52,7 +54,9 @@ impl Grammars {
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())?;
         // Warnings would go to stderr; what a client has to know is an error.
         factory.quiet();
-        *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
+        let limits =
+            ParserLimits { max_lexer_states: MAX_LEXER_STATES, verbose_errors: false, ..ParserLimits::default() };
+        *factory.limits_mut() = limits;
         Ok(Self { factory })
     }
 
@@ -87,9 +91,9 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
 }
 
 impl Grammar {
-    /// The mask of a new reply.
+    /// The mask of a new reply. The replies of one request share what their lexers find out.
     pub(super) fn mask(&self) -> Box<dyn TokenMask> {
-        Box::new(GrammarMask { matcher: self.start.deep_clone() })
+        Box::new(GrammarMask { matcher: self.start.clone() })
     }
 }
 

@@ -25,6 +25,7 @@ struct Levels {
     queued: Histogram,
     first_token: Histogram,
     per_token: Histogram,
+    whole: Histogram,
 }
 
 #[derive(Default)]
@@ -80,6 +81,7 @@ impl Metrics {
         if let Some(steps) = usage.completion_tokens.checked_sub(1).filter(|n| *n > 0) {
             levels.per_token.observe((timings.decode / steps).as_secs_f64());
         }
+        levels.whole.observe((timings.queued + timings.prefill + timings.decode).as_secs_f64());
     }
 
     /// Everything, as `GET /metrics` shows it.
@@ -116,7 +118,8 @@ impl Metrics {
         }
         levels.queued.write(out, "zinc_queue_seconds", "Time in the queue.")?;
         levels.first_token.write(out, "zinc_first_token_seconds", "Arrival to the first token.")?;
-        levels.per_token.write(out, "zinc_token_seconds", "Mean time between the tokens of a reply.")
+        levels.per_token.write(out, "zinc_token_seconds", "Mean time between the tokens of a reply.")?;
+        levels.whole.write(out, "zinc_reply_seconds", "Arrival to the last token.")
     }
 }
 
@@ -144,6 +147,7 @@ mod tests {
             "zinc_first_token_seconds_bucket{le=\"+Inf\"} 2",
             "zinc_first_token_seconds_count 2",
             "zinc_token_seconds_count 0",
+            "zinc_reply_seconds_count 2",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

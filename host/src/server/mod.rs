@@ -5,17 +5,20 @@
 //! requests into token ids and grammars (`fields`, `params`, `prompts`, `tools`, `mask`), events into replies (`pieces`,
 //! `markup`, `reply`, `stream`), and drops the receiving end when a client goes away, which is all that cancelling takes.
 //!
-//! What is bounded, and where: connections and their heads (`listen`), bodies (`body`), choices (`params`), waiting
-//! requests ([`EngineOptions::n_queue`](crate::engine::EngineOptions)), the reply (the context).
+//! Who may ask is for `auth` and `guard` to say.
+//!
+//! What is bounded, and where: connections, their heads and their dawdling (`listen`), bodies (`body`), choices
+//! (`params`), grammars (`mask`), waiting requests ([`EngineOptions::n_queue`](crate::engine::EngineOptions)), the reply
+//! (the context).
 
 mod app;
 mod auth;
-mod base64;
 mod body;
 mod embeddings;
 mod error;
 mod fields;
 mod generate;
+mod guard;
 mod listen;
 mod logprobs;
 mod markup;
@@ -32,17 +35,19 @@ mod tools;
 mod worker;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use tokio::net::TcpListener;
 use tokio::runtime;
 use tokio::sync::watch;
 
 use crate::engine::Engine;
 use app::{App, Model};
+use guard::Guard;
+use listen::Times;
 use markup::Markup;
-use mask::Grammars;
 use metrics::Metrics;
 use worker::Worker;
 
@@ -61,6 +66,12 @@ pub struct ServerOptions {
     pub alias: String,
     /// How long replies under way may take to finish once the server is asked to end.
     pub drain: Duration,
+    /// How long a client may keep a connection waiting: for a request, or for taking something of a reply.
+    pub patience: Duration,
+    /// Origins of web pages that may use the API (CORS); `*` is all of them.
+    pub cors: Vec<HeaderValue>,
+    /// Names that requests may call the server by, besides `localhost` and addresses.
+    pub names: Vec<String>,
 }
 
 /// Serves until the process is asked to end (Ctrl-C, SIGTERM), then finishes the replies under way. `ready` is told the
@@ -72,9 +83,9 @@ pub fn serve(engine: Engine, options: ServerOptions, ready: impl FnOnce(SocketAd
     let tokenizer = engine.tokenizer().cloned().ok_or(ServerError::NoVocabulary)?;
     let template = engine.template().cloned();
     let model = Model {
-        alias: options.alias,
+        alias: options.alias.clone(),
         markup: template.as_ref().map_or(Markup::PLAIN, |template| Markup::of(template)),
-        grammars: Grammars::new(&tokenizer),
+        built: OnceLock::new(),
         tokenizer,
         template,
         n_vocab: u32::try_from(engine.config().n_vocab).expect("a configuration limits n_vocab to 2^24"),
@@ -95,17 +106,25 @@ pub fn serve(engine: Engine, options: ServerOptions, ready: impl FnOnce(SocketAd
     let metrics = Arc::new(Metrics::default());
     metrics.set_engine(engine.stats());
     let (worker, thread) = Worker::start(engine, metrics.clone())?;
-    let router = routes::router(Arc::new(App::new(model, worker, metrics, options.api_key)));
+    let guard = Guard::new(&options, local);
+    let app = Arc::new(App::new(model, worker, metrics, &options));
+    // Not when the first client waits for it.
+    runtime.spawn_blocking({
+        let app = app.clone();
+        move || app.model.grammars().is_ok()
+    });
+    let router = routes::router(app, guard);
+    let times = Times { patience: options.patience, drain: options.drain };
     ready(local);
-    runtime.block_on(run(listener, router, options.drain))?;
+    runtime.block_on(run(listener, router, times))?;
     // What is still open now is dropped, and so cancelled; then the last handle of the worker is gone.
     runtime.shutdown_timeout(Duration::from_secs(1));
     thread.join().map_err(|_| ServerError::EngineStopped)
 }
 
-async fn run(listener: TcpListener, router: axum::Router, drain: Duration) -> Result<(), ServerError> {
+async fn run(listener: TcpListener, router: axum::Router, times: Times) -> Result<(), ServerError> {
     let (stop, stopped) = watch::channel(false);
-    let mut serving = std::pin::pin!(listen::serve(listener, router, stopped, drain));
+    let mut serving = std::pin::pin!(listen::serve(listener, router, stopped, times));
     tokio::select! {
         () = serving.as_mut() => return Ok(()),
         asked = listen::asked_to_end() => asked.map_err(ServerError::Start)?,

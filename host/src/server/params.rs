@@ -1,5 +1,7 @@
 //! The fields that chats and completions share: how tokens are chosen, and when a reply ends.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use super::error::ApiError;
@@ -15,6 +17,9 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 /// What OpenAI allows; −100 is as good as a ban.
 const MAX_BIAS: f64 = 100.0;
+/// OpenAI allows 2 of both; more is nonsense, not danger.
+const MAX_TEMPERATURE: f32 = 100.0;
+const MAX_PENALTY: f32 = 100.0;
 
 /// How to reply.
 pub(super) struct Params {
@@ -85,23 +90,23 @@ pub(super) fn completion_logprobs(fields: &Fields<'_>) -> Result<Option<u8>, Api
     Ok(fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|n| n as u8))
 }
 
-/// OpenAI's defaults: temperature 1, nothing else. The ranges are the engine's to check.
+/// OpenAI's defaults: temperature 1, nothing else. The ranges keep every logit a finite number.
 fn sampling(fields: &Fields<'_>, n_vocab: u32) -> Result<Sampling, ApiError> {
     let off = Sampling::default();
-    let number = |name, default| Ok::<_, ApiError>(fields.number(name)?.unwrap_or(default));
-    let top_p = number("top_p", off.top_p)?;
-    if !(0.0..=1.0).contains(&top_p) {
-        return Err(fields.wrong("top_p", format!("{top_p} is not from 0 to 1")));
-    }
+    let number = |name, default, range: RangeInclusive<f32>| match fields.number(name)? {
+        None => Ok(default),
+        Some(x) if range.contains(&x) => Ok(x),
+        Some(x) => Err(fields.wrong(name, format!("{x} is not from {} to {}", range.start(), range.end()))),
+    };
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     Ok(Sampling {
-        temperature: number("temperature", 1.0)?,
+        temperature: number("temperature", 1.0, 0.0..=MAX_TEMPERATURE)?,
         top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.unwrap_or(0) as i32,
-        top_p,
-        min_p: number("min_p", off.min_p)?,
-        repeat_penalty: number("repeat_penalty", off.repeat_penalty)?,
-        frequency_penalty: number("frequency_penalty", off.frequency_penalty)?,
-        presence_penalty: number("presence_penalty", off.presence_penalty)?,
+        top_p: number("top_p", off.top_p, 0.0..=1.0)?,
+        min_p: number("min_p", off.min_p, 0.0..=1.0)?,
+        repeat_penalty: number("repeat_penalty", off.repeat_penalty, 1.0 / MAX_PENALTY..=MAX_PENALTY)?,
+        frequency_penalty: number("frequency_penalty", off.frequency_penalty, -MAX_PENALTY..=MAX_PENALTY)?,
+        presence_penalty: number("presence_penalty", off.presence_penalty, -MAX_PENALTY..=MAX_PENALTY)?,
         // Only the bits matter, and a negative seed is as good as another.
         seed: seed.map(i64::cast_unsigned),
         logit_bias: logit_bias(fields, n_vocab)?,

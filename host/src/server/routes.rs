@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::auth::require_key;
 use super::error::ApiError;
+use super::guard::{Guard, check_host};
 use super::{embeddings, generate, tokens};
 
 /// The chat page: one file that loads nothing from anywhere.
@@ -21,9 +22,10 @@ const PAGE: &str = include_str!("page.html");
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// All routes. No answer allows another origin to read it (CORS is off).
-pub(super) fn router(app: Arc<App>) -> Router {
-    Router::new()
+/// All routes.
+pub(super) fn router(app: Arc<App>, guard: Guard) -> Router {
+    let cors = guard.cors.clone();
+    let router = Router::new()
         .route("/", get(page))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -37,8 +39,14 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), require_key))
+        .layer(from_fn_with_state(guard, check_host))
         .layer(from_fn_with_state(app.clone(), count))
-        .with_state(app)
+        .with_state(app);
+    // Outermost: a browser asks for permission without a key.
+    match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
 }
 
 async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

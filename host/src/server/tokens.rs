@@ -15,7 +15,7 @@ use crate::tokenizer::Encode;
 
 /// `{"content": TEXT, "add_special": BOOL, "parse_special": BOOL}` → `{"tokens": [ID…]}`.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::read(request).await?;
+    let body = body::read(request, app.patience).await?;
     off_thread(move || {
         let map = body::parse(&body)?;
         let fields = Fields::new(&map);
@@ -28,7 +28,7 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 
 /// `{"tokens": [ID…]}` → `{"content": TEXT}`; control tokens are shown.
 pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::read(request).await?;
+    let body = body::read(request, app.patience).await?;
     off_thread(move || {
         let map = body::parse(&body)?;
         let fields = Fields::new(&map);

@@ -45,20 +45,30 @@ impl Server {
         Server { child, address, key: None }
     }
 
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// Sends this key from now on.
     pub(crate) fn with_key(mut self, key: &str) -> Server {
         self.key = Some(key.to_owned());
         self
     }
 
+    /// A connection, for what is no ordinary request.
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("the server accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream
+    }
+
     /// Sends a request and leaves the reply to the caller.
     pub(crate) fn open(&self, method: &str, path: &str, kind: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).expect("the server accepts");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut stream = self.connect();
         let key = self.key.as_ref().map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
         let n = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{key}content-type: {kind}\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{key}content-type: {kind}\r\n\
              content-length: {n}\r\n\r\n"
         );
         // A server that refuses early may close before it has read everything.

@@ -82,7 +82,7 @@ fn request(i: usize) -> Value {
 
 /// The text of request `i`, every other one streamed, and the ids of its reply.
 fn text(server: &Server, i: usize) -> (String, String) {
-    if i % 2 == 0 {
+    if i.is_multiple_of(2) {
         let reply = server.ok(COMPLETIONS, &request(i));
         return (reply["choices"][0]["text"].as_str().expect("a text").to_owned(), reply["id"].to_string());
     }

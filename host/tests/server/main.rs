@@ -3,7 +3,10 @@
 mod access;
 mod api;
 mod client;
+mod clients;
 mod errors;
+mod fuzz;
+mod limits;
 mod load;
 mod structured;
 mod text;

@@ -61,6 +61,8 @@ fn collectives_follow_the_isa() {
                 0x4924_9249, // every third lane
                 3,
                 496, // 0 + 1 + … + 31
+                28,
+                100,
             ];
             assert_eq!(results, want, "lane {lane}");
         }

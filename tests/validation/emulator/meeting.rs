@@ -5,6 +5,7 @@
 use cuda_std::atomic;
 use cuda_std::emu::{Device, Fault, What};
 use cuda_std::launch::Launch;
+use cuda_std::mma;
 use cuda_std::prelude::*;
 
 use super::{fault_in_every_order, in_every_order};
@@ -53,6 +54,41 @@ fn a_shuffle_with_an_exited_lane_is_reported() {
     assert_eq!(fault.what, What::ExitedLane { collective: "shuffle_xor", exited: 31 });
     let fault = fault_in_every_order(|device| run(device, 64, 48));
     assert_eq!(fault.what, What::ExitedLane { collective: "shuffle_xor", exited: 16 }, "half a warp");
+}
+
+/// A matrix product after the lanes from `limit` on have exited; its tile starts at element `start`.
+#[kernel]
+unsafe fn matrices_after_exit(y: *mut u32, limit: u32, start: u32) {
+    let lane = thread::thread_idx_x();
+    let tile = dynamic::<u32>(0);
+    tile.set(lane, lane);
+    for i in 1..5 {
+        tile.set(lane + 32 * i, lane);
+    }
+    block::sync_threads(); // the tile is whole before its rows are loaded
+    if lane >= limit {
+        return;
+    }
+    let a = if start == u32::MAX { [lane; 4] } else { mma::ldmatrix_x4(tile, start + 4 * lane) };
+    let d = mma::m16n8k32_s8(a, [lane; 2], [0; 4]);
+    st(y.add(lane as usize), d[0].cast_unsigned());
+}
+
+#[test]
+fn matrix_instructions_without_the_whole_warp_or_aligned_rows_are_reported() {
+    let run = |device: &Device, limit, start| {
+        let y = device.alloc::<u32>(32);
+        let launch = Launch { shared_bytes: 640, ..Launch::linear(1, 32) };
+        device.launch(matrices_after_exit, launch, (y.as_mut_ptr(), limit, start))
+    };
+    assert!(in_every_order(|device| run(device, 32, 0).is_ok()));
+    let fault = fault_in_every_order(|device| run(device, 31, u32::MAX));
+    assert_eq!(fault.what, What::ExitedLane { collective: "mma.m16n8k32.s8", exited: 31 });
+    let fault = fault_in_every_order(|device| run(device, 20, 0));
+    assert_eq!(fault.what, What::ExitedLane { collective: "ldmatrix", exited: 20 });
+    // Rows are 16 bytes at multiples of 16.
+    let fault = fault_in_every_order(|device| run(device, 32, 1));
+    assert!(matches!(fault.what, What::Misaligned { .. }), "{fault}");
 }
 
 /// Lanes read from lane `from` under the mask of the lower half.

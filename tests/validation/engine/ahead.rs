@@ -20,7 +20,7 @@ fn any_request(i: u32) -> Request {
     match i % 5 {
         0 | 1 => base,
         2 | 3 => Request { sampling: hot(u64::from(i)), ..base },
-        _ if i % 2 == 0 => Request { logprobs: Some(1), sampling: hot(u64::from(i)), ..base },
+        _ if i.is_multiple_of(2) => Request { logprobs: Some(1), sampling: hot(u64::from(i)), ..base },
         _ => Request { sampling: Sampling { frequency_penalty: 0.5, ..Sampling::default() }, ..base },
     }
 }

@@ -1,18 +1,15 @@
 //! The engine over a real model on the CPU: batching, chunking and reuse change no token.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 
 use host::engine::{DeviceChoice, Engine, EngineOptions, Event, Request, RequestId};
 use host::tokenizer::Encode;
 
-fn path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/zinc-tiny-qwen35moe.gguf")
-}
+use crate::checkout;
 
 fn open(options: EngineOptions) -> Engine {
     let options = EngineOptions { device: DeviceChoice::Cpu, n_ctx: Some(512), ..options };
-    Engine::open(&path(), &options).expect("the model loads")
+    Engine::open(&checkout::zinc_tiny(), &options).expect("the model loads")
 }
 
 fn encode(engine: &Engine, text: &str) -> Vec<u32> {

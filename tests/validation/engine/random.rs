@@ -34,11 +34,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn sizes() -> impl Strategy<Value = Sizes> {
-    (any::<[bool; 3]>(), 1u32..5, 8u32..70, 3u32..20, 0u32..4).prop_map(
-        |([recurrent, reuse, chooses], n_slots, n_batch, n_pages, n_checkpoints)| Sizes {
+    (any::<[bool; 3]>(), 1u32..5, 8u32..70, 3u32..20, 0u32..4, 0u32..4).prop_map(
+        |([recurrent, reuse, chooses], n_slots, n_batch, n_pages, n_checkpoints, n_draft)| Sizes {
             recurrent,
             reuse,
             chooses,
+            n_draft,
             n_slots,
             n_batch,
             n_pages,
@@ -58,7 +59,7 @@ proptest! {
         late in any::<bool>(),
         ops in prop::collection::vec(op(), 1..40),
     ) {
-        let late = late && sizes.chooses;
+        let late = late && sizes.chooses && sizes.n_draft == 0;
         let [fail_on, fail_late_on] = [!late, late].map(|fails| fails.then_some(POISON));
         let (mut engine, _) = engine(sizes, Script { fail_on, fail_late_on, ..Script::default() });
         let mut replies = HashMap::new();

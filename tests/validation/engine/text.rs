@@ -1,6 +1,5 @@
 //! From tokens to text: a scripted model with a real vocabulary.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use host::engine::mock::{Mock, Script};
@@ -9,6 +8,8 @@ use host::gguf::Gguf;
 use host::model::config::Config;
 use host::model::session::Limits;
 use host::tokenizer::{Encode, Tokenizer};
+
+use crate::checkout;
 
 const PROMPT: [u32; 3] = [1, 2, 3];
 
@@ -20,8 +21,7 @@ pub(super) struct Model {
 }
 
 pub(super) fn model() -> Model {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/zinc-tiny-qwen35moe.gguf");
-    let gguf = Gguf::open(&path).expect("a model");
+    let gguf = Gguf::open(&checkout::zinc_tiny()).expect("a model");
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf).expect("its vocabulary"));
     Model { config: Config::from_gguf(&gguf).expect("its shape"), tokenizer, chooses: false }
 }

@@ -1,37 +1,39 @@
 //! Files made byte by byte, and the files that other tools made.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use gpu_kernels::blocks::GgmlType;
+use host::backend::{Batch, Span};
+use host::cpu::CpuBackend;
 use host::gguf::{Gguf, Value, Writer};
+use host::model::{Executor, Limits, Session};
+
+use crate::checkout;
 
 pub(crate) const ARCHS: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "qwen35moe", "gpt-oss"];
 
-/// A path in the checkout.
-pub(crate) fn repo(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
-}
-
 /// The golden model of an architecture, which our writer had no part in.
 pub(crate) fn golden_path(arch: &str) -> PathBuf {
-    repo(&format!("tests/data/logits/{arch}-tiny.gguf"))
+    checkout::path(&format!("tests/data/logits/{arch}-tiny.gguf"))
 }
 
 pub(crate) fn golden(arch: &str) -> Gguf {
     Gguf::open(&golden_path(arch)).unwrap()
 }
 
-/// A file that is fetched and not in the repository; `None`, with a line that says so, where it is not
-/// there. `ZINC_REQUIRE=1` makes that a failure.
-pub(crate) fn fetched(name: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("ZINC_CACHE").map_or_else(|| repo(".cache"), PathBuf::from);
-    let path = cache.join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    println!("skipped: {} is not there; cargo xtask setup fetches it", path.display());
-    assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "{} is required", path.display());
-    None
+/// The bits of the CPU's logits of a few tokens, at every position.
+pub(super) fn logits(gguf: Gguf) -> Vec<u32> {
+    let gguf = Arc::new(gguf);
+    let tokens = vec![1, 5, 2, 9, 3];
+    let rows = tokens.len() as u32;
+    let limits = Limits { n_pages: 1, n_slots: 1, n_batch: rows, n_outputs: rows };
+    let mut session = Session::new(CpuBackend::new(Arc::clone(&gguf)), &gguf, limits).unwrap();
+    let spans = vec![Span { slot: 0, start: 0, rows, pages: vec![0] }];
+    let mut logits = Vec::new();
+    session.forward(&Batch { tokens, spans, outputs: (0..rows).collect() }, &mut logits).unwrap();
+    assert!(logits.iter().any(|x| *x != 0.0));
+    logits.into_iter().map(f32::to_bits).collect()
 }
 
 /// The start of a version 3 file with so many tensors and metadata pairs.

@@ -4,7 +4,8 @@ use gpu_kernels::blocks::GgmlType;
 use host::cli::inspect::{inspect, inspect_tensor};
 use host::gguf::{Gguf, Value, Writer};
 
-use super::craft::{golden, repo};
+use super::craft::golden;
+use crate::checkout;
 
 fn printed(gguf: &Gguf) -> String {
     let mut out = Vec::new();
@@ -28,15 +29,15 @@ fn assert_line(text: &str, words: &[&str]) {
 
 #[test]
 fn metadata_tensors_and_plan() {
-    let text = printed(&Gguf::open(&repo("models/zinc-tiny-qwen35moe.gguf")).unwrap());
+    let text = printed(&Gguf::open(&checkout::zinc_tiny()).unwrap());
     assert_line(&text, &["14.18 MiB, 37 keys, 169 tensors"]);
     assert_line(&text, &["general.architecture = \"qwen35moe\""]);
     assert_line(&text, &["tokenizer.ggml.tokens = [\"!\", ", "…] (4096 of string)"]);
     assert_line(&text, &["token_embd.weight", "Q4_K", "[256, 4096]", "589824"]);
     assert_line(&text, &["Q4_K", "19 tensors", "10485760 elements", "5898240 bytes"]);
-    // Two attention layers with keys and values of 2 heads of 64; six states of 4 × 64 × 64 and 3 × 512.
+    // Two attention layers with keys and values of 2 heads of 64; six states of 4 × 64 × 64 and 8 × 512.
     assert_line(&text, &["KV cache, 1000 tokens", "0.98 MiB as F16, 1.95 MiB as F32"]);
-    assert_line(&text, &["state, each sequence", "0.41 MiB as F32"]);
+    assert_line(&text, &["state, each sequence", "0.47 MiB as F32"]);
 }
 
 /// Names and texts of a hostile file do not steer the terminal, and do not flood it.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use host::gguf::{Gguf, Value, Writer};
 use host::model::config::Config;
 
-use super::craft::{copy, golden, golden_path};
+use super::craft::{copy, golden, golden_path, logits};
 
 /// What `split.*` keys a shard gets.
 #[derive(Clone, Copy)]
@@ -60,7 +60,7 @@ fn assert_open_fails(path: &Path, parts: &[&str]) {
     }
 }
 
-/// B10: any shard opens the whole set, which is bit-equal to the one file; 11 shards sort by number.
+/// B10: any shard opens the whole set, whose logits are bit-equal to the one file's; 11 shards sort by number.
 #[test]
 fn b10_split_model_equals_the_whole() {
     for (arch, count) in [("llama", 3), ("qwen35moe", 11)] {
@@ -71,6 +71,7 @@ fn b10_split_model_equals_the_whole() {
             assert_same(&gguf, &golden(arch));
             assert_eq!(gguf.shard_bytes().len(), usize::from(count));
             assert_eq!(gguf.path(), shards[0]);
+            assert_eq!(logits(gguf), logits(golden(arch)), "{arch}");
         }
     }
 }
@@ -178,4 +179,9 @@ fn b11_head_in_another_shard() {
     assert!(!Config::from_gguf(&gguf).unwrap().tied_embeddings);
     assert_eq!(gguf.tensor("output.weight").unwrap().data(), other);
     assert_eq!(gguf.tensor("output.weight").unwrap().info.shard, 1);
+    // What it computes is what one file with that head does, and not what the embedding would give.
+    let one_file = Gguf::parse(&copy(&whole, |_| true, |_| true, |_| (), &head)).unwrap();
+    let found = logits(gguf);
+    assert_eq!(found, logits(one_file));
+    assert_ne!(found, logits(golden("llama")));
 }

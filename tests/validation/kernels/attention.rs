@@ -4,10 +4,10 @@
 
 use half::f16;
 use host::backend::{AttentionShape, PAGE_TOKENS};
-use host::gpu::ops::{self, KvSlice, Partials, Placement};
+use host::gpu::ops::{self, Attention, AttentionOut, KvSlice, MIN_SPAN_ROWS, Partials, Placement, Q8};
 use host::gpu::{Buffer, Device};
 
-use super::{Output, Random, assert_close, assert_same_bits, input, on_devices};
+use super::{Output, Random, assert_close, assert_same_bits, input, on_devices, sigmoid, wide};
 
 /// One sequence's query rows and the keys that it has.
 struct Sequence {
@@ -33,6 +33,9 @@ struct Setup<D: Device> {
     span: Vec<u32>,
     page_table: Vec<u32>,
     max_pages: u32,
+    first: Vec<u32>,
+    span_rows: Vec<u32>,
+    short: Vec<u32>,
     cache: (Cache<D>, Cache<D>),
 }
 
@@ -60,10 +63,15 @@ fn setup<D: Device>(device: &D, case: &Case, random: &mut Random) -> Setup<D> {
     let mut free = random.permutation(n_pages);
     let mut page_table = vec![u32::MAX; case.sequences.len() * max_pages as usize];
     let (mut pos, mut span, mut keys, mut values) = (vec![], vec![], vec![], vec![]);
+    let (mut first, mut span_rows, mut short) = (vec![], vec![], vec![]);
     for (s, sequence) in case.sequences.iter().enumerate() {
         for page in 0..pages_of(sequence) as usize {
             page_table[s * max_pages as usize + page] = free.pop().unwrap();
         }
+        let (from, n) = (pos.len() as u32, sequence.rows.len() as u32);
+        first.push(from);
+        span_rows.push(n);
+        short.extend((from..from + n).filter(|_| n < MIN_SPAN_ROWS));
         pos.extend(&sequence.rows);
         span.extend(vec![s as u32; sequence.rows.len()]);
         keys.push(random.units(length(sequence) as usize * kv_dim));
@@ -92,37 +100,57 @@ fn setup<D: Device>(device: &D, case: &Case, random: &mut Random) -> Setup<D> {
         }
     }
     let q = random.units(pos.len() * (shape.n_head * shape.head_dim) as usize);
-    Setup { q, keys, values, pos, span, page_table, max_pages, cache }
+    Setup { q, keys, values, pos, span, page_table, max_pages, first, span_rows, short, cache }
+}
+
+/// The result, and as `quantize_q8` gives it.
+struct Found {
+    out: Vec<f32>,
+    q8: (Vec<i8>, Vec<f32>, Vec<f32>),
 }
 
 fn run<D: Device>(device: &D, case: &Case, setup: &Setup<D>) -> Vec<f32> {
+    run_gated(device, case, setup, None).out
+}
+
+/// With `pairs` of queries and gates.
+fn run_gated<D: Device>(device: &D, case: &Case, setup: &Setup<D>, pairs: Option<&[f32]>) -> Found {
     let heads = setup.pos.len() * case.shape.n_head as usize;
     let n_split = case.n_split as usize;
     let part = Output::<D, f32>::new(device, heads * n_split * case.shape.head_dim as usize);
     let max_sum = Output::<D, f32>::new(device, heads * n_split * 2);
-    let out = Output::new(device, setup.q.len());
+    let n = setup.q.len();
+    let out = Output::new(device, n);
+    let (qs, d, s) = (Output::new(device, n), Output::new(device, n / 32), Output::new(device, n / 16));
     let (q, pos, span) = (input(device, &setup.q), input(device, &setup.pos), input(device, &setup.span));
-    let page_table = input(device, &setup.page_table);
+    let (first, span_rows) = (input(device, &setup.first), input(device, &setup.span_rows));
+    let (page_table, short) = (input(device, &setup.page_table), input(device, &setup.short));
     let sinks = case.sinks.as_ref().map(|s| input(device, s));
-    let at =
-        Placement { pos: pos.slice(), span: span.slice(), page_table: page_table.slice(), max_pages: setup.max_pages };
-    let partials = Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: case.n_split };
-    let cache = (setup.cache.0.slice(), setup.cache.1.slice());
+    let pairs = pairs.map(|pairs| input(device, pairs));
+    let op = Attention {
+        q: q.slice(),
+        kv: (setup.cache.0.slice(), setup.cache.1.slice()),
+        at: Placement {
+            pos: pos.slice(),
+            span: span.slice(),
+            page_table: page_table.slice(),
+            max_pages: setup.max_pages,
+            first: first.slice(),
+            span_rows: span_rows.slice(),
+            short: short.slice(),
+        },
+        partials: Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: case.n_split },
+        sinks: sinks.as_ref().map(Buffer::slice),
+        shape: case.shape,
+        dependent: true,
+    };
+    let cols = case.shape.n_head * case.shape.head_dim;
+    let q8_wanted = pairs.is_some() && setup.short.len() == setup.pos.len();
+    let q8 = q8_wanted.then(|| Q8 { qs: qs.slice(), d: d.slice(), s: s.slice(), cols });
+    let to = AttentionOut { out: out.slice(), pairs: pairs.as_ref().map(Buffer::slice), q8 };
     // SAFETY: the page table names pages of the caches for every position.
-    unsafe {
-        ops::attention(
-            device,
-            q.slice(),
-            cache,
-            at,
-            partials,
-            sinks.as_ref().map(Buffer::slice),
-            out.slice(),
-            &case.shape,
-        )
-        .unwrap();
-    }
-    out.read(device)
+    unsafe { ops::attention(device, &op, to).unwrap() };
+    Found { out: out.read(device), q8: (qs.read(device), d.read(device), s.read(device)) }
 }
 
 /// The definition, in f64: softmax over the visible keys and the sink. With each output, `max_j scale·Σ|q·k[j]|`.
@@ -263,6 +291,85 @@ fn the_sink_takes_its_share_of_the_denominator() {
     on_devices!(checks);
 }
 
+/// Whole prompts and later chunks of them, at and around the sizes of tiles and pages, beside sequences of few rows.
+#[test]
+fn many_rows_of_a_sequence_go_through_tiles() {
+    fn checks<D: Device>(device: &D) {
+        let forms = [
+            (64, 8, 1, None),
+            (64, 2, 2, Some(16)),
+            (64, 7, 1, Some(70)),
+            (128, 4, 1, None),
+            (128, 16, 1, Some(1)),
+            (256, 8, 1, None),
+            (256, 2, 1, Some(33)),
+        ];
+        for (i, (head_dim, n_head, n_head_kv, window)) in forms.into_iter().enumerate() {
+            let sinks = (i % 3 == 0).then(|| (0..n_head).map(|h| h as f32 - 2.0).collect());
+            let rows = |rows: std::ops::Range<u32>| Sequence { rows: rows.collect() };
+            let sequences = vec![rows(0..64), rows(130..131), rows(33..98), rows(5..68), rows(63..130), rows(0..3)];
+            let shape = shape(n_head, n_head_kv, head_dim, window);
+            check(device, &Case { shape, sequences, n_split: 3, sinks, half: true });
+        }
+    }
+    on_devices!(checks);
+}
+
+/// Tiles are gated as splits are.
+#[test]
+fn tiles_are_gated() {
+    fn checks<D: Device>(device: &D) {
+        let sequences = vec![Sequence { rows: (0..70).collect() }, Sequence { rows: vec![40] }];
+        let case = Case { shape: shape(2, 1, 64, None), sequences, n_split: 1, sinks: None, half: true };
+        let setup = setup(device, &case, &mut Random::new(5));
+        let pairs: Vec<f32> = Random::new(6).units(2 * setup.q.len()).iter().map(|x| 6.0 * x).collect();
+        let found = run_gated(device, &case, &setup, Some(&pairs)).out;
+        let gates = pairs.chunks(64).skip(1).step_by(2).flatten();
+        let gated = run(device, &case, &setup).into_iter().zip(gates);
+        let wanted: Vec<f64> = gated.map(|(x, &gate)| f64::from(x) * sigmoid(f64::from(gate))).collect();
+        assert_close("gated", &found, &wanted, |i| 1e-6 * wanted[i].abs() + 1e-9);
+    }
+    on_devices!(checks);
+}
+
+/// The gate is the second of each pair; the int8 form is that of the gated result.
+#[test]
+fn the_merge_gates_and_quantises() {
+    fn checks<D: Device>(device: &D) {
+        for (head_dim, n_head, n_head_kv) in [(64, 3, 1), (128, 2, 1), (256, 2, 2)] {
+            let case = Case {
+                shape: shape(n_head, n_head_kv, head_dim, None),
+                sequences: sequences(&[3, 150]),
+                n_split: 2,
+                sinks: None,
+                half: true,
+            };
+            let setup = setup(device, &case, &mut Random::new(5));
+            let pairs: Vec<f32> = Random::new(6).units(2 * setup.q.len()).iter().map(|x| 6.0 * x).collect();
+            let found = run_gated(device, &case, &setup, Some(&pairs));
+            let d = head_dim as usize;
+            let gates = pairs.chunks(d).skip(1).step_by(2).flatten();
+            let gated = run(device, &case, &setup).into_iter().zip(gates);
+            let wanted: Vec<f64> = gated.map(|(x, &gate)| f64::from(x) * sigmoid(f64::from(gate))).collect();
+            assert_close("gated", &found.out, &wanted, |i| 1e-6 * wanted[i].abs() + 1e-9);
+            let (qs, scales, sums) = &found.q8;
+            for (block, x) in found.out.chunks(32).enumerate() {
+                let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                assert_eq!(scales[block], max / 127.0);
+                for (i, x) in x.iter().enumerate() {
+                    let back = f64::from(qs[32 * block + i]) * f64::from(scales[block]);
+                    assert!((back - f64::from(*x)).abs() <= 0.501 * f64::from(scales[block]));
+                }
+            }
+            let sum =
+                |(qs, block): (&[i8], usize)| qs.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * scales[block / 2];
+            let wanted: Vec<f32> = qs.chunks(16).zip(0..).map(sum).collect();
+            assert_close("sums", sums, &wide(&wanted), |_| 1e-6);
+        }
+    }
+    on_devices!(checks);
+}
+
 #[test]
 fn keys_and_values_go_to_their_pages() {
     fn checks<D: Device>(device: &D) {
@@ -273,7 +380,17 @@ fn keys_and_values_go_to_their_pages() {
             let (k, v) = (random.units(4 * kv_dim), random.units(4 * kv_dim));
             let len = 5 * PAGE_TOKENS as usize * kv_dim;
             let (pos_in, span_in, table) = (input(device, &pos), input(device, &span), input(device, &page_table));
-            let at = Placement { pos: pos_in.slice(), span: span_in.slice(), page_table: table.slice(), max_pages: 4 };
+            let (first, span_rows) = (input(device, &[0u32, 2]), input(device, &[2u32, 2]));
+            let short = input(device, &[0u32, 1, 2, 3]);
+            let at = Placement {
+                pos: pos_in.slice(),
+                span: span_in.slice(),
+                page_table: table.slice(),
+                max_pages: 4,
+                first: first.slice(),
+                span_rows: span_rows.slice(),
+                short: short.slice(),
+            };
             let (k_in, v_in) = (input(device, &k), input(device, &v));
             let expected = |x: &[f32]| {
                 let mut all = vec![f32::NAN; len];

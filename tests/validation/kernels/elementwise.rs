@@ -73,6 +73,10 @@ fn heads_are_split_and_rows_gathered() {
             assert_eq!(q[head * d..][..d], qg[head * 2 * d..][..d], "q of head {head}");
             assert_eq!(gate[head * d..][..d], qg[head * 2 * d + d..][..d], "gate of head {head}");
         }
+        let joined = Output::new(device, qg.len());
+        ops::join_rows(device, input(device, &q).slice(), input(device, &gate).slice(), joined.slice(), d as u32)
+            .unwrap();
+        assert_eq!(joined.read(device), qg, "joining is the inverse");
         let picked = [14u32, 0, 7];
         let out = Output::new(device, picked.len() * 2 * d);
         let (x, picked_in) = (input(device, &qg), input(device, &picked));
@@ -115,7 +119,12 @@ fn gated_activations() {
                 .collect();
             // The exponent's own rounding grows with it; below the smallest normal number the GPU's exp gives 0.
             let relative = |i: usize| 1e-6 + 2.0 * EPS * f64::from(gate[i]).abs();
-            assert_close("gated_act", &out.read(device), &expected, |i| relative(i) * expected[i].abs() + 1e-36);
+            assert_close(
+                if act == GatedAct::SwiGlu { "swiglu" } else { "swiglu_oai" },
+                &out.read(device),
+                &expected,
+                |i| relative(i) * expected[i].abs() + 1e-36,
+            );
 
             // In place, as the engine uses it.
             let again = Output::holding(device, &gate);

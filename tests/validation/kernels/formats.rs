@@ -108,8 +108,8 @@ struct Golden {
 
 /// The golden blocks of every type that zinc reads: the file's bytes and the values.
 pub(crate) fn golden() -> Vec<(GgmlType, Vec<u8>, Vec<f32>)> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/data/dequant.json");
-    let text = std::fs::read_to_string(path).expect("tests/data/dequant.json");
+    let text =
+        std::fs::read_to_string(crate::checkout::path("tests/data/dequant.json")).expect("tests/data/dequant.json");
     let all: std::collections::BTreeMap<String, Golden> = serde_json::from_str(&text).expect("its format");
     let known = all.into_values().filter_map(|golden| Some((GgmlType::from_id(golden.type_id)?, golden)));
     let known: Vec<_> = known.map(|(ty, golden)| (ty, unhex(&golden.blocks_hex.concat()), golden.values)).collect();

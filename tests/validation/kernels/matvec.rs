@@ -1,7 +1,7 @@
 //! Matrix times vector, all weight types, both kinds of activations.
 
 use gpu_kernels::blocks::GgmlType;
-use gpu_kernels::params::{Activations, MatvecShape};
+use gpu_kernels::params::{Activations, MATVEC_BLOCK, MatvecShape, shares_by_block};
 use host::gpu::ops::{Experts, Matvec, OpError, Q8, matvec, matvec_q8, quantize_q8, takes_q8};
 use host::gpu::{Buffer, Device};
 
@@ -11,7 +11,7 @@ use super::{Output, Random, Weights, assert_close, devices};
 /// Activations on a device, in both forms, and what the kernels make of them.
 pub(super) struct Input<D: Device> {
     cols: u32,
-    x: Buffer<D, f32>,
+    pub(super) x: Buffer<D, f32>,
     qs: Buffer<D, i8>,
     d: Buffer<D, f32>,
     s: Buffer<D, f32>,
@@ -58,7 +58,7 @@ impl<D: Device> Input<D> {
         }
     }
 
-    fn run(&self, device: &D, form: Activations, op: &Matvec<'_>) -> Result<u64, OpError> {
+    pub(super) fn run(&self, device: &D, form: Activations, op: &Matvec<'_>) -> Result<u64, OpError> {
         let x = self.q8();
         // Several tokens of a dense product take the kernel for four; expert 0 of one is the same product,
         // and takes the kernel for one.
@@ -145,7 +145,8 @@ devices! {
                     let dots: Vec<_> =
                         x.flat_map(|x| values.chunks_exact(cols as usize).map(move |w| dot(w, x))).collect();
                     let want: Vec<f64> = dots.iter().map(|(sum, _)| *sum).collect();
-                    let what = format!("{ty} {form:?} {rows}x{cols}");
+                    let name = if form == Activations::Plain { "matvec" } else { "matvec_q8" };
+                    let what = format!("{name} {ty} {rows}x{cols}");
                     assert_close(&what, &got, &want, |i| tolerance(cols) * dots[i].1);
 
                     input.run(device, form, &op).expect("again");
@@ -203,7 +204,7 @@ devices! {
         }
     }
 
-    /// Orders inside a block that tests with zero blocks, or none, do not see.
+    /// B22: orders inside a block that tests with zero blocks, or none, do not see.
     fn matvec_keeps_the_order_inside_a_block(device) {
         let zeros = |n: usize| "00".repeat(n);
         let scales = "01010101 00000000 01010101";
@@ -283,8 +284,9 @@ fn matvec_lanes_fit_rows_and_blocks() {
         for form in [Activations::Plain, Activations::Q8, Activations::Q8x4] {
             let shape = MatvecShape::new(ty, form);
             for chunks in (0..400).map(|n| (n + 1) * gpu_kernels::layout::block_chunks(ty)) {
-                let lanes = 1 << shape.lanes_log2(ty, chunks);
-                assert!(lanes <= 32 && lanes >= gpu_kernels::layout::block_chunks(ty), "{ty} {chunks}");
+                let lanes = 1 << MatvecShape::lanes_log2(ty, chunks);
+                let most = if shares_by_block(ty) { MATVEC_BLOCK } else { 32 };
+                assert!(lanes <= most && lanes >= gpu_kernels::layout::block_chunks(ty), "{ty} {chunks}");
                 let idle = lanes * shape.steps > 2 * chunks.max(gpu_kernels::layout::block_chunks(ty) * shape.steps);
                 assert!(!idle, "{ty} {chunks}: {lanes} lanes, {} steps", shape.steps);
             }

@@ -38,7 +38,7 @@ fn check<D: Device>(device: &D, logits: &[f32], bias: Option<&[f32]>, n_expert: 
             let (e_ids, e_weights) = expected(&wide(&biased), n_used, rule);
             assert_eq!(ids[row * n_used..][..n_used], e_ids, "row {row}, {rule:?}");
             let row_weights = &weights[row * n_used..][..n_used];
-            assert_close("weights", row_weights, &e_weights, |i| 2e-6 * e_weights[i] + 1e-30);
+            assert_close("softmax_topk", row_weights, &e_weights, |i| 2e-6 * e_weights[i] + 1e-30);
         }
         let again = run();
         assert_same_bits("ids", &ids, &again.0);

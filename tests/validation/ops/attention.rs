@@ -6,6 +6,7 @@ use super::{Bench, Machine, Made, assert_close, f32s, noise, sequence};
 
 const HEAD_DIM: usize = 64;
 
+/// B25: gates lie beside their heads' queries.
 pub(super) fn queries_and_gates_are_interleaved_per_head<M: Machine>() {
     // Head 0 has gate +30, head 1 has −30.
     let q = noise(1, 2 * HEAD_DIM);
@@ -38,6 +39,7 @@ fn turned<M: Machine>(head_dim: usize, n_head: usize, rope: &Rope, position: usi
     (x, bench.read(&out, 1))
 }
 
+/// B25: only the first `rope.dimension_count` lanes turn.
 pub(super) fn lanes_beyond_n_rot_do_not_turn<M: Machine>() {
     let rope = rope(64, Pairing::SplitHalf, 1.0);
     let (_, at_start) = turned::<M>(256, 2, &rope, 0);
@@ -158,6 +160,7 @@ fn flat(len: usize, score: f32, sink: f32) -> Case {
     Case { shape: one_head(None), k, v: vec![1.0; rows], q: one, sinks: Some(vec![sink]) }
 }
 
+/// B28: sinks.
 pub(super) fn the_sink_joins_the_denominator_only<M: Machine>() {
     let cases = [
         (1, 0.0, 0.0, 0.5),
@@ -173,6 +176,7 @@ pub(super) fn the_sink_joins_the_denominator_only<M: Machine>() {
     }
 }
 
+/// B28: windows.
 pub(super) fn a_window_hides_the_key_at_its_distance<M: Machine>() {
     for (window, len, sees_first) in [(Some(128), 128, true), (Some(128), 129, false), (None, 129, true)] {
         let (k, v) = (noise(3, len * HEAD_DIM), noise(4, len * HEAD_DIM));
@@ -186,6 +190,7 @@ pub(super) fn a_window_hides_the_key_at_its_distance<M: Machine>() {
     }
 }
 
+/// B31: what lies past the length does not count.
 pub(super) fn nothing_beyond_the_length_is_read<M: Machine>() {
     for len in [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640] {
         let (k, q) = (noise(6, len * HEAD_DIM), noise(7, HEAD_DIM));

@@ -9,9 +9,9 @@ fn shape(n_head_k: u32, n_head_v: u32, d_state: u32) -> DeltaNetShape {
 }
 
 fn cache_shape(shape: &DeltaNetShape, n_slots: u32) -> CacheShape {
-    let conv = (shape.d_conv - 1) * shape.conv_dim();
+    let (conv_dim, d_conv) = (shape.conv_dim(), shape.d_conv);
     let state = shape.n_head_v * shape.d_state * shape.d_state;
-    CacheShape { layers: vec![LayerCache::Recurrent { conv, state }], n_pages: 1, n_slots }
+    CacheShape { layers: vec![LayerCache::Recurrent { conv_dim, d_conv, state }], n_pages: 1, n_slots }
 }
 
 /// Inputs of `rows` tokens.
@@ -102,6 +102,7 @@ impl Case {
     }
 }
 
+/// B23: converters permute the value heads.
 pub(super) fn value_head_h_goes_with_key_head_h_mod_n_head_k<M: Machine>() {
     let d = 64;
     let unit = |lane: usize| (0..d).map(move |i| if i == lane { 1.0 } else { 0.0 });

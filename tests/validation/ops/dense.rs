@@ -119,6 +119,7 @@ pub(super) fn outputs_are_gathered_in_order<M: Machine>() {
     assert_close("head", &bench.read(&logits, 2), &wanted, |i| M::PRODUCT_ERROR * (magnitude[i] + 1.0));
 }
 
+/// B26: the clamped activation.
 pub(super) fn gated_activations_at_their_corners<M: Machine>() {
     let oai = [(8.0, 8.0, 55.999_62), (-8.0, -8.0, 5.86e-5), (1.0, 0.0, 0.84580), (0.5, -1.0, 0.0)];
     let silu = [(2.0, 3.0, 6.0 / (1.0 + (-2f64).exp())), (-90.0, 1.0, 0.0), (90.0, 1.0, 90.0), (0.0, 5.0, 0.0)];

@@ -41,6 +41,7 @@ fn routed<M: Machine>(logits: &[f32], bias: Option<&[f32]>, n_used: usize, rule:
     (ids, bench.read(&weights, 1)[..n_used].to_vec())
 }
 
+/// B26: softmax over all experts or over the chosen ones.
 pub(super) fn routing_weights_follow_the_rule<M: Machine>() {
     for (rule, wanted) in [(RouterRule::SoftmaxChosen, [0.7311, 0.2689]), (RouterRule::SoftmaxAll, [0.6439, 0.2369])] {
         let (experts, weights) = routed::<M>(&[0.0, 2.0, -1.0, 1.0], None, 2, rule);
@@ -58,6 +59,7 @@ pub(super) fn routing_weights_follow_the_rule<M: Machine>() {
     assert_close("eight of 256", &weights, &wanted, |_| 1e-6);
 }
 
+/// B26: on a tie the lowest index.
 pub(super) fn equal_logits_choose_the_lowest_experts<M: Machine>() {
     let (experts, weights) = routed::<M>(&[5.0; 4], None, 2, RouterRule::SoftmaxChosen);
     assert_eq!((experts, weights), (vec![0.0, 1.0], vec![0.5, 0.5]));
@@ -65,6 +67,7 @@ pub(super) fn equal_logits_choose_the_lowest_experts<M: Machine>() {
     assert_eq!(experts, [1.0, 2.0, 3.0, 4.0]);
 }
 
+/// B26: the router's bias.
 pub(super) fn the_router_bias_counts_before_the_choice<M: Machine>() {
     let bias = Some(&[0.0, 0.0, 3.0, 0.0][..]);
     let (experts, weights) = routed::<M>(&[2.0, 1.0, 0.0, -1.0], bias, 2, RouterRule::SoftmaxChosen);

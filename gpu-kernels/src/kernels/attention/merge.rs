@@ -1,8 +1,10 @@
-//! The end of attention over splits: joins them and applies the sink.
+//! The end of attention over splits: joins them, applies the sink, and does what comes after.
 //!
 //! `out = Σ_s e^(m_s−m)·o_s / (Σ_s e^(m_s−m)·l_s + e^(sink−m))`, over the splits `s` that have keys.
 
 use super::{Keys, weight};
+use crate::kernels::quantize_q8::quantize4;
+use bytemuck::{Pod, Zeroable};
 use cuda_std::{pdl, prelude::*};
 
 /// Lanes a block.
@@ -13,8 +15,9 @@ pub const BLOCK_ELEMS: u32 = 128;
 pub const MAX_SPLIT: u32 = 128;
 /// Splits that a lane loads at once.
 const ROUND: u32 = 8;
-/// Bytes of shared memory: the splits' weights, a word a warp, and four elements a lane.
-pub const SHARED_BYTES: u32 = (MAX_SPLIT + THREADS / warp::WARP_SIZE + 4 * THREADS) * 4;
+/// Bytes of shared memory: a weight a lane, which is more than there are splits and than a round goes past them; a word a
+/// warp; and four elements a lane.
+pub const SHARED_BYTES: u32 = (THREADS + THREADS / warp::WARP_SIZE + 4 * THREADS) * 4;
 
 /// Lane `i`'s elements of the merged head, four from element `4·i` of the block's part on, while there are lanes for
 /// them; the part starts at element `first_elem` and has `elems`.
@@ -24,7 +27,7 @@ pub const SHARED_BYTES: u32 = (MAX_SPLIT + THREADS / warp::WARP_SIZE + 4 * THREA
 ///
 /// # Safety
 /// The whole block comes here, with [`SHARED_BYTES`] of shared memory; otherwise as [`attention_merge`], for head `head`
-/// of all rows'.
+/// of all items'.
 #[inline(always)]
 unsafe fn merge(
     partial_out: *const f32,
@@ -36,7 +39,7 @@ unsafe fn merge(
     n_split: u32,
 ) -> [f32; 4] {
     let weights = dynamic::<f32>(0);
-    let scratch = weights.add(MAX_SPLIT);
+    let scratch = weights.add(THREADS);
     let sums = scratch.add(THREADS / warp::WARP_SIZE).cast::<F32x4>();
     let (lane, live) = (thread::thread_idx_x(), keys.n_split());
     let first = head as usize * n_split as usize;
@@ -61,9 +64,7 @@ unsafe fn merge(
         }
         let max = math::max(block::reduce_max(scratch, mine.x), sink);
         let share = weight(mine.x, max);
-        if lane < live {
-            weights.set(lane, share);
-        }
+        weights.set(lane, share); // 0 past the end
         // Its barriers also stand between the weights and their use.
         let sum = block::reduce_sum(scratch, share * mine.y) + weight(sink, max);
 
@@ -73,7 +74,7 @@ unsafe fn merge(
             let mut i = 0;
             while i < ROUND {
                 let at = split + i * groups;
-                let w = if at < live { weights.get(at) } else { 0.0 };
+                let w = weights.get(at);
                 out = core::array::from_fn(|e| math::fma(w, values[i as usize][e], out[e]));
                 i += 1;
             }
@@ -99,41 +100,77 @@ unsafe fn merge(
     }
 }
 
-/// Joins the splits of every head.
+/// Scalars of [`attention_merge`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct MergeParams {
+    /// Query heads of a row.
+    pub n_head: u32,
+    /// Dimensions of a head.
+    pub head_dim: u32,
+    /// Splits of a row that there is room for.
+    pub n_split: u32,
+    /// Keys a query sees, itself included; 0: all.
+    pub window: u32,
+}
+
+/// Joins the splits of every head to `o`, and stores `out = o`, or with gates `out = o·σ(gate)`; also as
+/// [`quantize_q8`](crate::kernels::quantize_q8) gives it, where that is asked for.
 ///
-/// An empty sum gives 0. Launch: grid `[rows·n_head, ceil(head_dim / BLOCK_ELEMS), 1]`, block [`THREADS`], shared
+/// An empty sum gives 0. Launch: grid `[items·n_head, ceil(head_dim / BLOCK_ELEMS), 1]`, block [`THREADS`], shared
 /// memory [`SHARED_BYTES`]. May be launched dependent.
 ///
 /// # Safety
-/// `head_dim` is 64, 128 or 256, `n_split` 1 to [`MAX_SPLIT`]. `out` is `[rows, n_head, head_dim]`, 16-byte aligned;
-/// partials, `pos` and `window` are those of [`attention_decode_d64`](super::decode::attention_decode_d64) or
-/// [`attention_f32_d64_h1`](super::exact::attention_f32_d64_h1); `sinks` has `n_head` elements or is null.
+/// - `head_dim` is 64, 128 or 256, `n_split` 1 to [`MAX_SPLIT`].
+/// - Partials, `pos`, `list` and `window` are those of [`attention_decode_d64`](super::decode::attention_decode_d64) or
+///   [`attention_f32_d64_h1`](super::exact::attention_f32_d64_h1); `sinks` has `n_head` elements or is null.
+/// - `pairs` is null or `[rows, n_head, 2, head_dim]`, the second of each pair the gate.
+/// - `out` is `[rows, n_head, head_dim]`; `qs` is null or has as many elements, `d` then a 32nd and `s` a 16th of them.
+///   They overlap nothing else. All but `sinks` are 16-byte aligned.
 #[kernel(max_threads = 256)]
 pub unsafe fn attention_merge(
     partial_out: *const f32,
     partial_max_sum: *const f32,
     pos: *const u32,
+    list: *const u32,
     sinks: *const f32,
+    pairs: *const f32,
     out: *mut f32,
-    n_head: u32,
-    head_dim: u32,
-    n_split: u32,
-    window: u32,
+    qs: *mut i8,
+    d: *mut f32,
+    s: *mut f32,
+    p: MergeParams,
 ) {
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
-    let head = thread::block_idx_x();
+    let item_head = thread::block_idx_x();
     // SAFETY: the head is below its count, so that is not zero; a lane alone writes its elements.
     unsafe {
-        let (row, head_of_row) = math::div_rem(head, n_head);
+        let (item, head_of_row) = math::div_rem(item_head, p.n_head);
+        let row = if list.is_null() { item } else { ld(list.add(item as usize)) };
         let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(head_of_row as usize)) };
-        let keys = Keys::new(ld(pos.add(row as usize)), window, n_split);
-        let (first_elem, elems) = (thread::block_idx_y() * BLOCK_ELEMS, head_dim.min(BLOCK_ELEMS));
-        let part = (head_dim, first_elem, elems);
-        let merged = merge(partial_out, partial_max_sum, sink, keys, head, part, n_split);
-        if thread::thread_idx_x() < elems / 4 {
-            let to = head as usize * head_dim as usize + first_elem as usize + 4 * thread::thread_idx_x() as usize;
-            st(out.add(to).cast::<F32x4>(), F32x4::from_array(merged));
+        let keys = Keys::new(ld(pos.add(row as usize)), p.window, p.n_split);
+        let (first_elem, elems) = (thread::block_idx_y() * BLOCK_ELEMS, p.head_dim.min(BLOCK_ELEMS));
+        let part = (p.head_dim, first_elem, elems);
+        let mut merged = merge(partial_out, partial_max_sum, sink, keys, item_head, part, p.n_split);
+        let head = row * p.n_head + head_of_row;
+
+        if thread::thread_idx_x() >= warp::WARP_SIZE {
+            return; // a part has no more vectors than a warp has lanes; all of the warp is needed to quantise
+        }
+        let live = 4 * thread::thread_idx_x() < elems;
+        let in_head = (first_elem + 4 * thread::thread_idx_x()).min(p.head_dim - 4) as usize;
+        let at = head as usize * p.head_dim as usize + in_head;
+        if !pairs.is_null() {
+            let gate = pairs.add((2 * head as usize + 1) * p.head_dim as usize + in_head);
+            let gate = ld(gate.cast::<F32x4>()).to_array();
+            merged = core::array::from_fn(|e| merged[e] * math::sigmoid(gate[e]));
+        }
+        if live {
+            st(out.add(at).cast::<F32x4>(), F32x4::from_array(merged));
+        }
+        if !qs.is_null() {
+            quantize4(merged, live, at, qs, d, s);
         }
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Pages {
     /// The sequence's row of the page table.
     pub(super) table: *const u32,
     /// Elements from a token to the next.
-    pub(super) stride: usize,
+    pub(super) stride: u32,
 }
 
 impl<const K: usize> Tile<K> {
@@ -38,45 +38,75 @@ impl<const K: usize> Tile<K> {
         Self { at: dynamic(byte) }
     }
 
+    /// The tile that starts so many rows, a multiple of 8, further on.
+    #[inline(always)]
+    pub(super) fn rows(self, n: u32) -> Self {
+        Self { at: self.at.add(n * Self::VECS) }
+    }
+
     #[inline(always)]
     fn place(row: u32, vec: u32) -> u32 {
         row * Self::VECS + (vec ^ (row % 8))
     }
 
-    /// Starts to copy a chunk's rows, the warp's lanes together: keys outside of `begin .. end` become zeros and are
-    /// not read, for they may be anything, and 0·NaN is NaN.
+    /// Starts to copy `n` keys from `key` on, `n_lanes` lanes together, of which this is number `lane`. Keys outside of
+    /// `begin .. end` become zeros and are not read, for they may be anything, and 0·NaN is NaN.
     ///
     /// # Safety
-    /// `chunk` is a multiple of [`CHUNK`], of whose keys some are in `begin .. end`; those are in the pages, which
-    /// are 16-byte aligned. Nobody uses the tile's rows before they wait for the copies.
+    /// The keys are in one page, some of them in `begin .. end`, and those are in the pages, which are 16-byte aligned.
+    /// `n_lanes` is a multiple of 32. Nobody uses the tile's rows before the copies are waited for.
     #[inline(always)]
-    pub(super) unsafe fn copy_chunk(self, from: Pages, chunk: u32, begin: u32, end: u32) {
-        // SAFETY: the caller's promise; a chunk lies within a page.
+    pub(super) unsafe fn copy(
+        self,
+        from: Pages,
+        (key, n): (u32, u32),
+        (begin, end): (u32, u32),
+        (lane, n_lanes): (u32, u32),
+    ) {
+        // SAFETY: the caller's promise.
         unsafe {
-            let page = ld(from.table.add((chunk / PAGE_TOKENS) as usize)) as usize;
-            let first = page * PAGE_TOKENS as usize + (chunk % PAGE_TOKENS) as usize;
-            // Vectors of a row are no more than lanes, so a lane keeps its vector from one of its rows to the next.
-            let lane = opaque(warp::lane_id());
-            let (mut row, vec) = (lane / Self::VECS, lane % Self::VECS);
-            let step = warp::WARP_SIZE / Self::VECS;
-            let mut key = from.head.add((first + row as usize) * from.stride + 8 * vec as usize);
-            while row < CHUNK {
-                let inside = begin <= chunk + row && chunk + row < end;
-                cp_async::copy_16_or_zero(self.at, Self::place(row, vec), key.cast(), inside);
-                key = key.wrapping_add(step as usize * from.stride);
-                row += step;
+            let page = ld(from.table.add((key / PAGE_TOKENS) as usize)) as usize;
+            let first = page * PAGE_TOKENS as usize + (key % PAGE_TOKENS) as usize;
+            // Vectors of a row are no more than a warp's lanes, so a lane keeps its vector from one of its rows to the next.
+            let (lane, stride) = (opaque(lane), opaque(from.stride) as usize);
+            let (first_row, vec) = (lane / Self::VECS, lane % Self::VECS);
+            let step = n_lanes / Self::VECS;
+            let mut source = from.head.wrapping_add((first + first_row as usize) * stride + 8 * vec as usize);
+            // Four rows a turn, always a divisor here; unrolled as a whole it takes too many registers.
+            let turns = opaque(n / step / 4);
+            let mut row = first_row;
+            let mut turn = 0;
+            while turn < turns {
+                let mut i = 0;
+                while i < 4 {
+                    let inside = (begin <= key + row) & (key + row < end);
+                    cp_async::copy_16_or_zero(self.at, Self::place(row, vec), source.cast(), inside);
+                    source = source.wrapping_add(step as usize * stride);
+                    row += step;
+                    i += 1;
+                }
+                turn += 1;
             }
         }
     }
 
+    /// Stores four neighbouring elements, the first at a column that is a multiple of 4.
+    ///
+    /// # Safety
+    /// As [`Shared::set`].
+    #[inline(always)]
+    pub(super) unsafe fn set4(self, row: u32, column: u32, [x, y]: [u32; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.at.cast::<U32x2>().set(2 * Self::place(row, column / 8) + column % 8 / 4, U32x2 { x, y }) }
+    }
+
     /// The fragments B of 16 keys, dimensions `16·k` on, for the product with queries: those of the first eight keys,
-    /// then of the other eight.
+    /// then of the other eight. `lane` is the lane's place in its warp.
     ///
     /// # Safety
     /// Every lane of the warp comes here; 16 rows are there.
     #[inline(always)]
-    pub(super) unsafe fn keys(self, k: u32) -> [[u32; 2]; 2] {
-        let lane = opaque(warp::lane_id());
+    pub(super) unsafe fn keys(self, k: u32, lane: u32) -> [[u32; 2]; 2] {
         let (row, vec) = (lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
         // SAFETY: the caller's promise.
         let [a, b, c, d] = unsafe { mma::ldmatrix_x4(self.at, Self::place(row, vec)) };
@@ -89,11 +119,21 @@ impl<const K: usize> Tile<K> {
     /// # Safety
     /// As [`Tile::keys`].
     #[inline(always)]
-    pub(super) unsafe fn values(self, k: u32) -> [[u32; 2]; 2] {
-        let lane = opaque(warp::lane_id());
+    pub(super) unsafe fn values(self, k: u32, lane: u32) -> [[u32; 2]; 2] {
         let (row, vec) = (lane % 16, 2 * k + lane / 16);
         // SAFETY: the caller's promise.
         let [a, b, c, d] = unsafe { mma::ldmatrix_x4_trans(self.at, Self::place(row, vec)) };
         [[a, b], [c, d]]
+    }
+
+    /// The fragment A of 16 queries, dimensions `16·k` on.
+    ///
+    /// # Safety
+    /// As [`Tile::keys`].
+    #[inline(always)]
+    pub(super) unsafe fn queries(self, k: u32, lane: u32) -> [u32; 4] {
+        let (row, vec) = (lane % 16, 2 * k + lane / 16);
+        // SAFETY: the caller's promise.
+        unsafe { mma::ldmatrix_x4(self.at, Self::place(row, vec)) }
     }
 }

@@ -89,8 +89,9 @@ impl FormatQ8 for Mxfp4 {
     #[inline(always)]
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
         let (mut plus, mut minus) = (0, 0);
-        for (i, word) in raw.qs.to_array().into_iter().enumerate() {
-            let flipped = word ^ SIGNS;
+        let words = raw.qs.to_array();
+        for i in 0..4 {
+            let (word, flipped) = (words[i], words[i] ^ SIGNS);
             let (low, high) = (x[0].qs[i], x[1].qs[i]);
             let (first, second) = (int8::prmt(low, high, 0x5140), int8::prmt(low, high, 0x7362));
             plus = dp4a(positive(word), first, plus);

@@ -6,7 +6,7 @@ use crate::kernels::format::{Format, FormatQ8, Q8Run};
 use crate::params::{Q8_BLOCK, Q8_SUM};
 
 /// Activations as a kernel reads them.
-pub(super) trait Operand<F: Format>: Copy {
+pub(in crate::kernels) trait Operand<F: Format>: Copy {
     /// What a lane holds of them for one chunk of weights.
     type Chunk: Copy;
 
@@ -28,8 +28,8 @@ pub(super) trait Operand<F: Format>: Copy {
 
 /// `x: [rows, cols]` in f32.
 #[derive(Clone, Copy)]
-pub(super) struct Plain {
-    pub(super) x: *const f32,
+pub(in crate::kernels) struct Plain {
+    pub(in crate::kernels) x: *const f32,
 }
 
 /// The most quads that a chunk has: 32 elements.
@@ -92,10 +92,10 @@ impl<F: Format> Operand<F> for Plain {
 
 /// `x: [rows, cols]` quantised: `qs` integers, `d` a scale for 32, `s` a sum for 16.
 #[derive(Clone, Copy)]
-pub(super) struct Quantized {
-    pub(super) qs: *const i8,
-    pub(super) d: *const f32,
-    pub(super) s: *const f32,
+pub(in crate::kernels) struct Quantized {
+    pub(in crate::kernels) qs: *const i8,
+    pub(in crate::kernels) d: *const f32,
+    pub(in crate::kernels) s: *const f32,
 }
 
 impl Quantized {

@@ -174,7 +174,7 @@ impl Row {
     #[inline(always)]
     fn n_kept(&self, before: u64, equal: u64) -> u64 {
         let n = u64::from(self.state.n_equal);
-        let left = if before < n { n - before } else { 0 };
+        let left = n.saturating_sub(before);
         if equal < left { equal } else { left }
     }
 }

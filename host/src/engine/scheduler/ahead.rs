@@ -12,6 +12,7 @@
 //! No step is queued ahead
 //! - where a sequence needs the host between its tokens (grammar, penalties, biases, log probabilities), or the device
 //!   cannot choose;
+//! - where tokens are guessed ([`draft`](super::draft)): how far a sequence is depends on the guesses;
 //! - while somebody waits with a prompt, which so is never delayed by more than the step that is under way;
 //! - past a page border of a model with recurrent state: the state there may be kept for reuse, and is copied before
 //!   the next step changes it;
@@ -43,7 +44,7 @@ impl Scheduler {
         if plan.members.is_empty() {
             return None;
         }
-        let on_device = !plan.wants_logits && self.executor.chooses();
+        let on_device = !plan.wants_logits && self.n_draft == 0 && self.executor.chooses();
         Some(if on_device { self.take_off(plan, Vec::new()) } else { Flight { plan, submitted: None } })
     }
 
@@ -76,7 +77,7 @@ impl Scheduler {
             plan.batch.tokens.push(0); // what `fed` says
             plan.batch.spans.push(Span { slot: held.slot, start, rows: 1, pages });
             plan.batch.outputs.push(fed.len() as u32);
-            plan.members.push(Member { id: member.id, rows: 1, output: true });
+            plan.members.push(Member { id: member.id, first: fed.len(), rows: 1, output: true, n_drafts: 0 });
             fed.push(Some(output));
         }
         (!plan.members.is_empty()).then(|| self.take_off(plan, fed))
@@ -104,7 +105,11 @@ impl Scheduler {
             None => self.compute(&plan),
             Some(submitted) => submitted.and_then(|()| self.collect(&plan)),
         };
+        let is_done = chosen.is_ok();
         self.settle(&plan, chosen);
+        if is_done {
+            self.guess(&plan);
+        }
     }
 
     /// The tokens that the device chose.
@@ -114,7 +119,7 @@ impl Scheduler {
             return Err("the model returned too few or too many tokens".to_owned());
         }
         let ids = plan.members.iter().filter(|m| m.output).map(|m| m.id);
-        let token = |&id| if id < self.n_tokens { Ok(SampledToken::bare(id)) } else { Err(SampleError::Broken) };
+        let token = |&id| vec![if id < self.n_tokens { Ok(SampledToken::bare(id)) } else { Err(SampleError::Broken) }];
         Ok(ids.zip(self.chosen.iter().map(token)).collect())
     }
 }

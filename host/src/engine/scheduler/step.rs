@@ -20,15 +20,19 @@ pub(super) struct Plan {
     pub(super) members: Vec<Member>,
 }
 
-/// The next token of a request, or why it has none.
-pub(super) type Chosen = (RequestId, Result<SampledToken, SampleError>);
+/// The next tokens of a request, or why it has none: one, and one more for each guess that was right.
+pub(super) type Chosen = (RequestId, Vec<Result<SampledToken, SampleError>>);
 
 /// A sequence's part of a [`Plan`].
 pub(super) struct Member {
     pub(super) id: RequestId,
+    /// Where its rows begin.
+    pub(super) first: usize,
     pub(super) rows: u32,
     /// Whether its last row has logits.
     pub(super) output: bool,
+    /// Rows at the end that are guesses; they and the one before them have logits.
+    pub(super) n_drafts: u32,
 }
 
 impl Scheduler {
@@ -43,16 +47,16 @@ impl Scheduler {
                 if sequence.is_decoding() != decoding || sequence.wants_embedding() != embeddings {
                     continue;
                 }
-                let rows = sequence.next_rows(room);
+                let [rows, n_drafts] = self.next_rows(i, room);
                 if rows == 0 {
                     continue;
                 }
-                if !self.grow(i, rows) {
+                if !self.grow(i, self.reach(i, rows + n_drafts)) {
                     failed.push(self.running[i].id);
                     continue;
                 }
-                plan.add(&self.running[i], rows);
-                room -= rows;
+                plan.add(&mut self.running[i], rows, n_drafts);
+                room -= rows + n_drafts;
             }
         }
         for id in failed {
@@ -84,26 +88,44 @@ impl Scheduler {
             Ok(chosen) => chosen,
             Err(why) => return self.fail(plan, &why),
         };
+        let mut chosen: HashMap<_, _> = chosen.into_iter().collect();
         for member in &plan.members {
-            self.advance(member);
-        }
-        for (id, result) in chosen {
-            let Some(i) = self.running.iter().position(|s| s.id == id) else { continue };
-            let reason = match result {
-                Ok(token) => {
-                    self.stats.generated_tokens += 1;
-                    self.running[i].accept(token, &mut self.events)
+            let Some(i) = self.running.iter().position(|s| s.id == member.id) else { continue };
+            if !self.running[i].is_decoding() {
+                self.stats.prompt_tokens += u64::from(member.rows);
+            }
+            let (mut reason, mut n_taken) = (None, 0);
+            for result in chosen.remove(&member.id).unwrap_or_default() {
+                if reason.is_some() {
+                    break;
                 }
-                Err(e) => Some(FinishReason::Error(e.to_string())),
+                reason = match result {
+                    Ok(token) => {
+                        self.stats.generated_tokens += 1;
+                        n_taken += 1;
+                        self.running[i].accept(token, &mut self.events)
+                    }
+                    Err(e) => Some(FinishReason::Error(e.to_string())),
+                };
+            }
+            self.count_drafts(member, n_taken);
+            // Of its rows, those of guesses that were not taken.
+            let wrong = member.n_drafts.saturating_sub(n_taken.saturating_sub(1));
+            let reason = if wrong > 0 && reason.is_none() && self.recurrent {
+                self.roll_back(i)
+            } else {
+                self.advance(i, member, wrong);
+                reason
             };
             if let Some(reason) = reason {
-                self.finish(id, reason);
+                self.finish(member.id, reason);
             }
         }
     }
 
     /// Runs the model and chooses a token for every output.
     pub(super) fn compute(&mut self, plan: &Plan) -> Result<Vec<Chosen>, String> {
+        self.keep_states(plan)?;
         self.executor.forward(&plan.batch, &mut self.output).map_err(|e| e.to_string())?;
         if self.output.len() != plan.batch.outputs.len() * self.n_vocab as usize {
             return Err("the model returned logits of the wrong shape".to_owned());
@@ -111,13 +133,31 @@ impl Scheduler {
         Ok(self.sample(plan))
     }
 
-    /// Chooses the next token of every sequence with logits, in parallel: each has its own sampler.
+    /// Chooses the next tokens of every sequence with logits, in parallel: each has its own sampler.
     fn sample(&mut self, plan: &Plan) -> Vec<Chosen> {
-        let ids = plan.members.iter().filter(|m| m.output).map(|m| m.id);
-        let mut rows: HashMap<_, _> = ids.zip(self.output.chunks_exact_mut(self.n_vocab as usize)).collect();
+        let n_vocab = self.n_vocab as usize;
+        let (mut rest, mut rows) = (self.output.as_mut_slice(), HashMap::new());
+        for member in plan.members.iter().filter(|m| m.output) {
+            let (own, others) = rest.split_at_mut((1 + member.n_drafts as usize) * n_vocab);
+            let first = member.first + (member.rows - member.n_drafts) as usize;
+            rows.insert(member.id, (own, &plan.batch.tokens[first..first + member.n_drafts as usize]));
+            rest = others;
+        }
         let work = self.running.iter_mut().filter_map(|s| Some((rows.remove(&s.id)?, s)));
         let work: Vec<_> = work.collect();
-        work.into_par_iter().map(|(logits, s)| (s.id, s.sample(logits))).collect()
+        let choose = |((logits, drafts), s): ((&mut [f32], &[u32]), &mut Sequence)| {
+            let mut tokens = Vec::with_capacity(1 + drafts.len());
+            for (i, logits) in logits.chunks_exact_mut(n_vocab).enumerate() {
+                let token = s.sample(logits);
+                let right = matches!((&token, drafts.get(i)), (Ok(token), Some(draft)) if token.id == *draft);
+                tokens.push(token);
+                if !right {
+                    break;
+                }
+            }
+            (s.id, tokens)
+        };
+        work.into_par_iter().map(choose).collect()
     }
 
     /// Runs a batch of prompts whose hidden states are wanted.
@@ -150,13 +190,10 @@ impl Scheduler {
         }
     }
 
-    /// Notes that a sequence's rows are computed, and keeps what others may use of them.
-    fn advance(&mut self, member: &Member) {
-        let Some(sequence) = self.running.iter_mut().find(|s| s.id == member.id) else { return };
-        if !sequence.is_decoding() {
-            self.stats.prompt_tokens += u64::from(member.rows);
-        }
-        sequence.computed += member.rows;
+    /// Notes that a sequence's rows are computed, but for the last `wrong`, and keeps what others may use of them.
+    fn advance(&mut self, i: usize, member: &Member, wrong: u32) {
+        let sequence = &mut self.running[i];
+        sequence.computed += member.rows - wrong;
         let Some(prefix) = &mut self.prefix else { return };
         let held = &mut sequence.held;
         let Some(mut node) = held.node else { return };
@@ -168,7 +205,7 @@ impl Scheduler {
         }
         held.node = Some(node);
 
-        let at_border = self.recurrent && sequence.computed == held.n_entered * PAGE_TOKENS;
+        let at_border = self.recurrent && wrong == 0 && sequence.computed == held.n_entered * PAGE_TOKENS;
         let in_prompt = held.checkpoints.contains(&sequence.computed);
         let in_reply = sequence.computed >= sequence.n_prompt;
         if !at_border || !(in_prompt || in_reply) {
@@ -186,7 +223,7 @@ impl Scheduler {
         }
     }
 
-    fn fail(&mut self, plan: &Plan, why: &str) {
+    pub(super) fn fail(&mut self, plan: &Plan, why: &str) {
         tracing::error!("a step of {} sequences failed: {why}", plan.members.len());
         for member in &plan.members {
             self.finish(member.id, FinishReason::Error(why.to_owned()));
@@ -195,17 +232,21 @@ impl Scheduler {
 }
 
 impl Plan {
-    fn add(&mut self, sequence: &Sequence, rows: u32) {
-        let start = sequence.computed;
-        let end = start + rows;
-        self.batch.tokens.extend_from_slice(&sequence.tokens[start as usize..end as usize]);
+    /// Adds rows of a sequence, and `n_drafts` of its guesses after them.
+    fn add(&mut self, sequence: &mut Sequence, rows: u32, n_drafts: u32) {
+        let (first, start) = (self.batch.tokens.len(), sequence.computed);
+        let end = start + rows + n_drafts;
+        self.batch.tokens.extend_from_slice(&sequence.tokens[start as usize..(start + rows) as usize]);
+        self.batch.tokens.extend(sequence.drafts.drain(..).take(n_drafts as usize));
         let pages = sequence.held.pages[..end.div_ceil(PAGE_TOKENS) as usize].to_vec();
+        let rows = rows + n_drafts;
         self.batch.spans.push(Span { slot: sequence.held.slot, start, rows, pages });
-        let output = !sequence.wants_embedding() && rows == sequence.pending();
+        let output = !sequence.wants_embedding() && rows == sequence.pending() + n_drafts;
         if output {
             self.wants_logits |= !sequence.only_draws();
-            self.batch.outputs.push(self.batch.tokens.len() as u32 - 1);
+            let end = self.batch.tokens.len() as u32;
+            self.batch.outputs.extend(end - 1 - n_drafts..end);
         }
-        self.members.push(Member { id: sequence.id, rows, output });
+        self.members.push(Member { id: sequence.id, first, rows, output, n_drafts });
     }
 }

@@ -12,7 +12,7 @@ use super::{GpuBackend, Result, allocating, device_error};
 use crate::backend::{self as api, Choose, Error, PAGE_TOKENS};
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
-use crate::gpu::ops::{Fed, NOT_FED, Placement, Spans, sample_params};
+use crate::gpu::ops::{Fed, MIN_SPAN_ROWS, NOT_FED, Placement, Spans, sample_params};
 use crate::gpu::staging::Staging;
 
 /// What a batch's launches depend on: batches of one shape differ only in what their words say.
@@ -22,10 +22,14 @@ pub struct BatchShape {
     pub rows: u32,
     /// Sequences.
     pub spans: u32,
+    /// Rows of the longest span.
+    pub span_rows: u32,
     /// Rows whose logits are wanted.
     pub outputs: u32,
     /// Entries of a sequence's row of the page table, a power of two.
     pub max_pages: u32,
+    /// Rows of sequences with few of them.
+    pub short: u32,
     /// Whether rows take tokens that the step before chose.
     pub fed: bool,
     /// Whether tokens are drawn, and not just the most probable ones.
@@ -37,8 +41,9 @@ const DRAW_WORDS: usize = size_of::<SampleParams>() / size_of::<u32>();
 
 impl BatchShape {
     /// Words of `tokens`, `pos` and `span`, `[rows]`; `slot`, `first`, `span_rows` and `start`, `[spans]`;
-    /// `outputs`; the page table, `[spans, max_pages]`. Then, where rows are fed, `fed`, `[rows]`, and `fresh`; and
-    /// where tokens are drawn, at an even place, the draws, `[outputs, DRAW_WORDS]`.
+    /// `outputs`; `short`, the rows of sequences with few; the page table, `[spans, max_pages]`. Then, where rows are
+    /// fed, `fed`, `[rows]`, and `fresh`; and where tokens are drawn, at an even place, the draws,
+    /// `[outputs, DRAW_WORDS]`.
     fn n_words(&self) -> usize {
         self.draws().end
     }
@@ -53,8 +58,13 @@ impl BatchShape {
         3 * rows + 3 * spans..3 * rows + 4 * spans
     }
 
-    fn page_table(&self) -> Range<usize> {
+    fn short(&self) -> Range<usize> {
         let begin = self.start().end + self.outputs as usize;
+        begin..begin + self.short as usize
+    }
+
+    fn page_table(&self) -> Range<usize> {
+        let begin = self.short().end;
         begin..begin + self.spans as usize * self.max_pages as usize
     }
 
@@ -147,9 +157,11 @@ fn shape(batch: &api::Batch, choose: &Choose) -> Result<BatchShape> {
     Ok(BatchShape {
         rows: size(n_rows)?,
         spans: size(batch.spans.len())?,
+        span_rows: batch.spans.iter().map(|span| span.rows).max().unwrap_or(0),
         outputs: size(batch.outputs.len())?,
         // At most 2^26 pages hold all positions.
         max_pages: max_pages.next_power_of_two(),
+        short: batch.spans.iter().map(|span| span.rows).filter(|rows| *rows < MIN_SPAN_ROWS).sum(),
         fed: choose.fed.iter().any(Option::is_some),
         drawn: !choose.draws.is_empty(),
     })
@@ -174,6 +186,11 @@ fn pack(batch: &api::Batch, choose: &Choose, shape: &BatchShape, words: &mut Vec
     words.extend(batch.spans.iter().map(|span| span.rows));
     words.extend(batch.spans.iter().map(|span| span.start));
     words.extend(&batch.outputs);
+    let mut next = 0;
+    for span in &batch.spans {
+        words.extend((next..next + span.rows).filter(|_| span.rows < MIN_SPAN_ROWS));
+        next += span.rows;
+    }
     for span in &batch.spans {
         let pages = span.pages.iter().copied().take(shape.max_pages as usize);
         words.extend(pages.chain(std::iter::repeat(0)).take(shape.max_pages as usize));
@@ -282,12 +299,16 @@ impl<D: Device> Batch<D> {
         if self.page_end > n_pages {
             return Err(Error::Batch(format!("page {} of {n_pages}", self.page_end - 1)));
         }
-        let BatchShape { rows, max_pages, .. } = self.shape;
+        let BatchShape { rows, spans, max_pages, .. } = self.shape;
+        let (rows, spans) = (rows as usize, spans as usize);
         Ok(Placement {
             pos: self.pos()?,
-            span: self.words(2 * rows as usize, rows as usize)?,
+            span: self.words(2 * rows, rows)?,
             page_table: self.range(self.shape.page_table())?,
             max_pages,
+            first: self.words(3 * rows + spans, spans)?,
+            span_rows: self.words(3 * rows + 2 * spans, spans)?,
+            short: self.range(self.shape.short())?,
         })
     }
 

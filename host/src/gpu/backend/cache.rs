@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use gpu_kernels::kernels::ssm_conv1d::RING;
+
 use super::{GpuBackend, KvType, Result, device_error};
-use crate::backend::{CacheShape, Error, LayerCache, PAGE_TOKENS};
+use crate::backend::{CacheShape, Error, LayerCache, MAX_CONV_INPUTS, PAGE_TOKENS};
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
 use crate::gpu::ops::KvSlice;
+
+// What a plan of the memory goes by.
+const _: () = assert!(RING == MAX_CONV_INPUTS);
 
 /// What all layers keep between steps.
 pub struct Cache<D: Device> {
@@ -16,8 +21,15 @@ pub struct Cache<D: Device> {
 }
 
 enum LayerMemory<D: Device> {
-    Kv { k: Pages<D>, v: Pages<D> },
-    Recurrent { conv: Arc<Buffer<D, f32>>, state: Arc<Buffer<D, f32>> },
+    Kv {
+        k: Pages<D>,
+        v: Pages<D>,
+    },
+    /// The ring of the convolution's inputs, `[n_slots, RING, conv_dim]`, and the states.
+    Recurrent {
+        conv: Arc<Buffer<D, f32>>,
+        state: Arc<Buffer<D, f32>>,
+    },
 }
 
 /// `[n_pages, PAGE_TOKENS, kv_dim]`.
@@ -53,8 +65,9 @@ impl<D: Device> Cache<D> {
                 let len = product(shape.n_pages, PAGE_TOKENS, kv_dim)?;
                 Ok(LayerMemory::Kv { k: Pages::new(backend, len)?, v: Pages::new(backend, len)? })
             }
-            LayerCache::Recurrent { conv, state } => {
-                let (conv, state) = (product(shape.n_slots, conv, 1)?, product(shape.n_slots, state, 1)?);
+            // The kernels have four taps, whatever there are: `check_config` refuses other numbers.
+            LayerCache::Recurrent { conv_dim, d_conv: _, state } => {
+                let (conv, state) = (product(shape.n_slots, RING, conv_dim)?, product(shape.n_slots, state, 1)?);
                 let what = "recurrent state";
                 let (conv, state) = (backend.keep_zeroed(what, conv)?, backend.keep_zeroed(what, state)?);
                 Ok(LayerMemory::Recurrent { conv, state })

@@ -9,6 +9,7 @@ mod batch;
 mod cache;
 mod fused;
 mod graph;
+mod measure;
 mod operations;
 mod output;
 mod support;
@@ -19,11 +20,12 @@ use std::any::Any;
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use gpu_kernels::kernels::rope::RopeParams;
 
 use super::device::{Device, DeviceError};
 use super::memory::Buffer;
 use super::ops::OpError;
-use crate::backend::{Error, Result, Rope};
+use crate::backend::{Error, Pairing, Result, Rope};
 
 pub use batch::{Batch, BatchShape};
 pub use cache::Cache;
@@ -112,18 +114,18 @@ pub struct GpuBackend<D: Device> {
     ropes: Vec<RopeTurns<D>>,
     batches: batch::Pool<D>,
     partials: Option<tensor::Partials<D>>,
+    /// What a delta net makes of its tokens ahead of the recurrence. It grows to the largest shape that was seen.
+    chunks: Option<Arc<Buffer<D, f32>>>,
     chosen: Option<output::Chosen<D>>,
     /// Where results land on the host.
     landing: Option<D::Pinned>,
-    profiling: bool,
+    marks: measure::Marks,
     /// Whether weights may still be under way to the device.
     loading: bool,
     graphs: graph::Graphs<D>,
     /// Everything that was allocated for steps. A captured graph holds addresses; this keeps them valid
     /// as long as it can be replayed.
     kept: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Least traffic with device memory of the operations so far, as the launchers count it.
-    moved_bytes: u64,
 }
 
 impl<D: Device> GpuBackend<D> {
@@ -136,13 +138,13 @@ impl<D: Device> GpuBackend<D> {
             ropes: Vec::new(),
             batches: batch::Pool::default(),
             partials: None,
+            chunks: None,
             chosen: None,
             landing: None,
-            profiling: false,
+            marks: measure::Marks::default(),
             loading: true,
             graphs: graph::Graphs::default(),
             kept: Vec::new(),
-            moved_bytes: 0,
         }
     }
 
@@ -185,9 +187,15 @@ impl<D: Device> GpuBackend<D> {
 
     /// Counts an operation's traffic.
     fn done(&mut self, launched: super::ops::Result<u64>) -> Result {
-        self.moved_bytes += launched.map_err(op_error)?;
+        self.mark_moved(launched.map_err(op_error)?);
         Ok(())
     }
+}
+
+/// A rotation of `n_head` heads, as the kernels take it.
+fn rope_params(rope: &Rope, n_head: u32, head_dim: u32) -> RopeParams {
+    let adjacent = u32::from(rope.pairing == Pairing::Adjacent);
+    RopeParams { n_head, head_dim, n_rot: rope.n_rot, adjacent, magnitude: rope.magnitude }
 }
 
 /// A device's error, where `what` was to be allocated.

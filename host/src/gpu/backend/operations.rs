@@ -1,20 +1,18 @@
 //! [`Backend`], one operation after the other.
 #![expect(unsafe_code, reason = "launchers whose indices were checked when the batch was made")]
 
-use gpu_kernels::kernels::rope::RopeParams;
-
 use super::batch::Batch;
 use super::cache::Cache;
 use super::tensor::{Routes, Tensor};
 use super::weights::{Matrix, Vector};
-use super::{Activations, GpuBackend, device_error, op_error};
+use super::{Activations, GpuBackend, rope_params};
 use crate::backend::{
-    self as api, AttentionShape, Backend, CacheShape, Choose, DeltaNetShape, GatedAct, Measured, PAGE_TOKENS, Pairing,
-    Result, Rope, RouterRule,
+    self as api, AttentionShape, Backend, CacheShape, Choose, DeltaNetShape, GatedAct, Measured, Result, Rope,
+    RouterRule, Section,
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, Partials, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, Matvec, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on those with the same float weights are multiplied together.
@@ -25,7 +23,13 @@ const GROUP_MIN_ROWS: u32 = 9;
 
 impl<D: Device> GpuBackend<D> {
     /// The product of `n` rows of `x`, in the form that the options, the weights' type and the number of rows ask for.
-    fn product(&mut self, op: Matvec<'_>, x: &Tensor<D>, n_x_rows: u32, groups: Option<RouteGroups<'_>>) -> Result {
+    pub(super) fn product(
+        &mut self,
+        op: Matvec<'_>,
+        x: &Tensor<D>,
+        n_x_rows: u32,
+        groups: Option<RouteGroups<'_>>,
+    ) -> Result {
         let op = Matvec { dependent: self.dependent(), ..op };
         let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
             let x = self.quantised(x, n_x_rows)?;
@@ -120,14 +124,16 @@ impl<D: Device> Backend for GpuBackend<D> {
         done
     }
 
+    fn section(&mut self, section: Section) {
+        self.mark_section(section);
+    }
+
     fn set_profiling(&mut self, on: bool) {
-        self.device.set_profiling(on);
-        (self.profiling, self.moved_bytes) = (on, 0);
+        self.measure(on);
     }
 
     fn take_profile(&mut self) -> Result<Option<Measured>> {
-        let kernels = self.device.take_profile().map_err(device_error)?;
-        Ok(Some(Measured { kernels, moved_bytes: std::mem::take(&mut self.moved_bytes) }))
+        self.measured().map(Some)
     }
 
     const CHOOSES: bool = true;
@@ -211,6 +217,13 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.dense(logits, w, x, batch.shape.outputs, false)
     }
 
+    fn join_rows(&mut self, out: &mut Tensor<D>, a: &Tensor<D>, b: &Tensor<D>, batch: &Batch<D>) -> Result {
+        let n = batch.shape.rows;
+        let (a_rows, b_rows) = (a.rows(n)?, b.rows(n)?);
+        let launched = ops::join_rows(&*self.device, a_rows, b_rows, out.rows_mut(n)?, a.cols());
+        self.done(launched)
+    }
+
     fn split_gate(
         &mut self,
         q: &mut Tensor<D>,
@@ -226,13 +239,7 @@ impl<D: Device> Backend for GpuBackend<D> {
 
     fn rope(&mut self, x: &mut Tensor<D>, head_dim: u32, rope: &Rope, batch: &Batch<D>) -> Result {
         let turns = self.rope_turns(rope)?;
-        let p = RopeParams {
-            n_head: x.cols().checked_div(head_dim).unwrap_or(0),
-            head_dim,
-            n_rot: rope.n_rot,
-            adjacent: u32::from(rope.pairing == Pairing::Adjacent),
-            magnitude: rope.magnitude,
-        };
+        let p = rope_params(rope, x.cols().checked_div(head_dim).unwrap_or(0), head_dim);
         let launched = ops::rope(&*self.device, x.rows_mut(batch.shape.rows)?, batch.pos()?, turns.slice(), p);
         self.done(launched)
     }
@@ -257,17 +264,8 @@ impl<D: Device> Backend for GpuBackend<D> {
         sinks: Option<&Vector<D>>,
         batch: &Batch<D>,
     ) -> Result {
-        let n = batch.shape.rows;
-        let at = batch.placement(cache.n_pages)?;
-        let max_keys = batch.shape.max_pages.saturating_mul(PAGE_TOKENS);
-        let n_split = ops::n_split(self.device.properties(), n, shape, max_keys);
-        let heads = n as usize * shape.n_head as usize * n_split as usize;
-        let partials = self.partials(heads, shape.head_dim)?;
-        let partials = Partials { out: partials.out.slice(), max_sum: partials.max_sum.slice(), n_split };
-        let (kv, sinks, out) = (cache.kv(layer)?, sinks.map(|sinks| sinks.data.slice()), out.rows_mut(n)?);
-        // SAFETY: as in `kv_write`; that every position was written is the session's business, and kernels
-        // read memory of the cache in any case.
-        unsafe { ops::attention(&*self.device, q.rows(n)?, kv, at, partials, sinks, out, shape) }.map_err(op_error)
+        let sinks = sinks.map(|sinks| sinks.data.slice());
+        self.attend(out, q, None, cache, layer, shape, sinks, batch)
     }
 
     fn sigmoid_mul(&mut self, x: &mut Tensor<D>, gate: &Tensor<D>, batch: &Batch<D>) -> Result {
@@ -313,12 +311,14 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n = batch.shape.rows;
+        let chunks = self.chunks(ops::chunk_elems(shape, out.capacity(), cache.n_slots))?;
         let spans = batch.spans(cache.n_slots)?;
         let decay = Decay { dt_bias: dt_bias.map(|v| v.data.slice()), a: a.map(|v| v.data.slice()) };
         let ((_, state), out) = (cache.recurrent(layer)?, out.rows_mut(n)?);
         let (qkv, gates) = (qkv.rows(n)?, (alpha.rows(n)?, beta.rows(n)?));
         // SAFETY: as in `ssm_conv1d`.
-        let launched = unsafe { ops::ssm_delta_net(&*self.device, qkv, gates, decay, state, spans, out, shape) };
+        let launched =
+            unsafe { ops::ssm_delta_net(&*self.device, qkv, gates, decay, state, chunks.slice(), spans, out, shape) };
         self.done(launched)
     }
 

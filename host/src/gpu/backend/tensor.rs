@@ -8,7 +8,7 @@ use gpu_kernels::kernels::matmul::Tile;
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
-use super::{Activations, GpuBackend, Result, device_error, op_error};
+use super::{Activations, GpuBackend, Result, device_error};
 use crate::backend::Error;
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
@@ -97,8 +97,26 @@ impl<D: Device> GpuBackend<D> {
         Ok(tensor)
     }
 
+    /// The int8 form of the first `n` rows, for a kernel that writes that alone: the f32 form is then out of date.
+    pub(super) fn quantised_mut<'t>(&mut self, out: &'t mut Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        let q8 = self.int8_form(out)?;
+        out.n_quantised.set(n);
+        Ok(q8)
+    }
+
     /// The int8 form of the first `n` rows, quantised where it is out of date.
     pub(super) fn quantised<'t>(&mut self, x: &'t Tensor<D>, n: u32) -> Result<Q8<'t>> {
+        let q8 = self.int8_form(x)?;
+        if x.n_quantised.get() < n {
+            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
+            self.done(launched)?;
+            x.n_quantised.set(n);
+        }
+        Ok(q8)
+    }
+
+    /// Where the int8 form lies.
+    fn int8_form<'t>(&mut self, x: &'t Tensor<D>) -> Result<Q8<'t>> {
         if x.q8.get().is_none() {
             let len = x.rows as usize * x.cols as usize;
             let q8 = Quantised {
@@ -109,14 +127,7 @@ impl<D: Device> GpuBackend<D> {
             // Nobody else can have set it meanwhile.
             let _ = x.q8.set(q8);
         }
-        let q8 = x.q8.get().expect("set above");
-        let q8 = q8.view(x.cols);
-        if x.n_quantised.get() < n {
-            let launched = ops::quantize_q8(&*self.device, x.rows(n)?, x.cols, q8, n);
-            self.moved_bytes += launched.map_err(op_error)?;
-            x.n_quantised.set(n);
-        }
-        Ok(q8)
+        Ok(x.q8.get().expect("set above").view(x.cols))
     }
 }
 
@@ -193,5 +204,15 @@ impl<D: Device> GpuBackend<D> {
         let (out, max_sum) = (self.keep("attention", out)?, self.keep("attention", max_sum)?);
         self.partials = Some(Partials { out: out.clone(), max_sum: max_sum.clone() });
         Ok(Partials { out, max_sum })
+    }
+
+    /// Room for `len` elements of a delta net's chunks.
+    pub(super) fn chunks(&mut self, len: usize) -> Result<Arc<Buffer<D, f32>>> {
+        if let Some(chunks) = self.chunks.as_ref().filter(|chunks| chunks.len() >= len) {
+            return Ok(Arc::clone(chunks));
+        }
+        let chunks = self.keep("delta-net chunks", len)?;
+        self.chunks = Some(Arc::clone(&chunks));
+        Ok(chunks)
     }
 }

@@ -58,9 +58,10 @@ pub fn argmax<D: Device>(
     let Ok(grid_rows) = u32::try_from(rows) else { return check.fail("index", "has too many rows") };
     check.grid_yz("index", grid_rows)?;
     if rows > 0 {
-        let first = Launch::grid([n_part, grid_rows, 1], THREADS).shared(SHARED_BYTES);
-        let second = Launch::linear(grid_rows, THREADS).shared(SHARED_BYTES);
-        // SAFETY: lengths and overlap were checked above; the second phase reads what the first wrote.
+        let first = Launch::grid([n_part, grid_rows, 1], THREADS).shared(SHARED_BYTES).dependent();
+        let second = Launch::linear(grid_rows, THREADS).shared(SHARED_BYTES).dependent();
+        // SAFETY: lengths and overlap were checked above; the second phase reads what the first wrote;
+        // each waits for the grid ahead before it reads.
         unsafe {
             let args = (logits.ptr(), parts.value.ptr_mut(), parts.index.ptr_mut(), n, stride);
             device.launch(kernels::argmax_partial, first, args)?;

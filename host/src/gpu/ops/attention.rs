@@ -1,129 +1,22 @@
-//! Launchers of the paged cache's writes and of attention.
+//! Launchers of attention.
 
 use cuda_std::launch::Launch;
-use gpu_kernels::kernels::attention::{AttentionParams, SPLIT_KEYS, decode, exact, merge};
-use gpu_kernels::kernels::kv_cache::{self, PAGE_TOKENS};
+use gpu_kernels::kernels::attention::merge::{self, MergeParams};
+use gpu_kernels::kernels::attention::prefill::{self, PrefillParams};
+use gpu_kernels::kernels::attention::{AttentionParams, SPLIT_KEYS, decode, exact};
 
-use super::{Check, Result};
+use super::kv_cache::{KvSlice, Placement};
+use super::{Check, Q8, Result};
 use crate::backend::AttentionShape;
 use crate::gpu::device::{Device, Properties};
 use crate::gpu::memory::Slice;
 
-/// One layer's keys or values on the device, `[pages, PAGE_TOKENS, kv_dim]`.
-#[derive(Clone, Copy, Debug)]
-pub enum KvSlice<'a> {
-    /// f32 elements.
-    F32(Slice<'a, f32>),
-    /// f16 elements, as bits.
-    F16(Slice<'a, u16>),
-}
-
-impl KvSlice<'_> {
-    fn len(&self) -> usize {
-        match self {
-            KvSlice::F32(s) => s.len(),
-            KvSlice::F16(s) => s.len(),
-        }
-    }
-
-    fn check<D: Device>(&self, check: Check, device: &D, operand: &'static str, kv_dim: u32) -> Result<()> {
-        match self {
-            KvSlice::F32(s) => {
-                device.check_owner(*s)?;
-                check.aligned(operand, *s, 16)?;
-            }
-            KvSlice::F16(s) => {
-                device.check_owner(*s)?;
-                check.aligned(operand, *s, 16)?;
-            }
-        }
-        let page = PAGE_TOKENS as usize * kv_dim as usize;
-        check.that(operand, page > 0 && self.len().is_multiple_of(page), "is not whole pages")
-    }
-}
-
-/// Where the rows of a batch live: device arrays that were checked when the batch was made.
-#[derive(Clone, Copy, Debug)]
-pub struct Placement<'a> {
-    /// Position of each row.
-    pub pos: Slice<'a, u32>,
-    /// Span of each row.
-    pub span: Slice<'a, u32>,
-    /// `[spans, max_pages]`.
-    pub page_table: Slice<'a, u32>,
-    /// Entries of a span's row of the page table.
-    pub max_pages: u32,
-}
-
-impl Placement<'_> {
-    /// Checks the arrays' sizes and returns the number of rows.
-    fn check<D: Device>(&self, check: Check, device: &D) -> Result<u32> {
-        device.check_owner(self.pos)?;
-        device.check_owner(self.span)?;
-        device.check_owner(self.page_table)?;
-        check.that("span", self.span.len() == self.pos.len(), "has not one element a row")?;
-        let whole = self.max_pages > 0 && self.page_table.len().is_multiple_of(self.max_pages as usize);
-        check.that("page_table", whole, "is not whole rows")?;
-        let Ok(rows) = u32::try_from(self.pos.len()) else { return check.fail("pos", "too many") };
-        Ok(rows)
-    }
-}
-
-/// Writes keys and values `[rows, kv_dim]` of a batch to their pages.
-///
-/// # Errors
-/// Where the lengths do not agree, or the caches differ in type.
-///
-/// # Safety
-/// Every span of the placement is a row of its page table, whose entries up to `pos / PAGE_TOKENS` name pages
-/// of both caches.
-#[expect(unsafe_code, reason = "a launch, whose indices live on the device")]
-pub unsafe fn kv_cache_write<D: Device>(
-    device: &D,
-    k: Slice<'_, f32>,
-    v: Slice<'_, f32>,
-    at: Placement<'_>,
-    (k_cache, v_cache): (KvSlice<'_>, KvSlice<'_>),
-    kv_dim: u32,
-) -> Result<u64> {
-    let check = Check("kv_cache_write");
-    let rows = at.check(check, device)?;
-    check.grid_yz("pos", rows)?;
-    device.check_owner(k)?;
-    device.check_owner(v)?;
-    let len = rows as usize * kv_dim as usize;
-    check.that("k", k.len() == len, "has not rows·kv_dim elements")?;
-    check.that("v", v.len() == len, "has not rows·kv_dim elements")?;
-    k_cache.check(check, device, "k_cache", kv_dim)?;
-    v_cache.check(check, device, "v_cache", kv_dim)?;
-    if len == 0 {
-        return Ok(0);
-    }
-    let launch = Launch::grid([kv_dim.div_ceil(kv_cache::THREADS), rows, 1], kv_cache::THREADS);
-    let (k, v, pos, span, pages) = (k.ptr(), v.ptr(), at.pos.ptr(), at.span.ptr(), at.page_table.ptr());
-    match (k_cache, v_cache) {
-        (KvSlice::F32(kc), KvSlice::F32(vc)) => {
-            let args = (k, v, pos, span, pages, kc.ptr_mut(), vc.ptr_mut(), at.max_pages, kv_dim);
-            // SAFETY: lengths and alignment were checked above; the pages are the caller's promise.
-            unsafe { device.launch(kv_cache::kv_cache_write_f32, launch, args)? };
-            Ok(16 * len as u64)
-        }
-        (KvSlice::F16(kc), KvSlice::F16(vc)) => {
-            let args = (k, v, pos, span, pages, kc.ptr_mut(), vc.ptr_mut(), at.max_pages, kv_dim);
-            // SAFETY: as above.
-            unsafe { device.launch(kv_cache::kv_cache_write_f16, launch, args)? };
-            Ok(12 * len as u64)
-        }
-        _ => check.fail("v_cache", "has another type than k_cache"),
-    }
-}
-
 /// Room for the open softmaxes of a batch, between attention and its merge.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials<'a> {
-    /// `[rows, n_head, n_split, head_dim]`; splits without keys are not written.
+    /// `[split_rows, n_head, n_split, head_dim]`; splits without keys are not written.
     pub out: Slice<'a, f32>,
-    /// `[rows, n_head, n_split, 2]`.
+    /// `[split_rows, n_head, n_split, 2]`.
     pub max_sum: Slice<'a, f32>,
     /// Parts that a row's keys are split into.
     pub n_split: u32,
@@ -144,6 +37,13 @@ pub fn n_split(properties: &Properties, rows: u32, shape: &AttentionShape, max_k
     wanted.clamp(1, keys.div_ceil(SPLIT_KEYS).clamp(1, merge::MAX_SPLIT))
 }
 
+/// Rows whose keys are split: all, or where there is a kernel for many rows of a span, those of short spans. The result
+/// of the others has no int8 form.
+pub fn split_rows(at: &Placement<'_>, kv: (KvSlice<'_>, KvSlice<'_>), shape: &AttentionShape) -> u32 {
+    let tiled = matches!(kv.0, KvSlice::F16(_)) && shape.n_head <= prefill::ROWS * shape.n_head_kv;
+    (if tiled { at.short.len() } else { at.pos.len() }) as u32
+}
+
 /// Blocks wanted for each multiprocessor. Two of head size 256 are there at a time.
 const BLOCKS_PER_SM: u32 = 8;
 
@@ -152,66 +52,126 @@ fn blocks_per_kv(shape: &AttentionShape) -> u32 {
     (shape.n_head / shape.n_head_kv).div_ceil(decode::HEADS)
 }
 
-/// Grouped-query attention of `q`, `[rows, n_head, head_dim]`, over the pages; `out` has `q`'s shape.
+/// Attention of a batch's rows over their pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Queries, `[rows, n_head, head_dim]`.
+    pub q: Slice<'a, f32>,
+    /// Keys and values.
+    pub kv: (KvSlice<'a>, KvSlice<'a>),
+    /// Where the rows live.
+    pub at: Placement<'a>,
+    /// Room between the kernels.
+    pub partials: Partials<'a>,
+    /// A score for each head that has no value.
+    pub sinks: Option<Slice<'a, f32>>,
+    /// Heads, scale and window.
+    pub shape: AttentionShape,
+    /// Launch before the kernel ahead has ended.
+    pub dependent: bool,
+}
+
+/// Where the result of [`attention`] goes, and what is done to it first.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOut<'a> {
+    /// `[rows, n_head, head_dim]`.
+    pub out: Slice<'a, f32>,
+    /// Pairs of a query and its gate, `[rows, n_head, 2, head_dim]`: the result is multiplied by `σ(gate)`.
+    pub pairs: Option<Slice<'a, f32>>,
+    /// The result also as [`quantize_q8`](super::quantize_q8()) gives it, for rows of all heads.
+    pub q8: Option<Q8<'a>>,
+}
+
+/// Grouped-query attention: of short spans, splits of the keys and then their merge; of the others, tiles.
 ///
 /// # Errors
 /// Where the lengths do not agree, or there is no kernel for the head size.
 ///
 /// # Safety
-/// As [`kv_cache_write`], and every position up to each row's was written.
-#[expect(unsafe_code, reason = "a launch, whose indices live on the device")]
-#[expect(clippy::too_many_arguments, reason = "the operation has that many operands")]
-pub unsafe fn attention<D: Device>(
-    device: &D,
-    q: Slice<'_, f32>,
-    (k_cache, v_cache): (KvSlice<'_>, KvSlice<'_>),
-    at: Placement<'_>,
-    partials: Partials<'_>,
-    sinks: Option<Slice<'_, f32>>,
-    out: Slice<'_, f32>,
-    shape: &AttentionShape,
-) -> Result<()> {
+/// As [`kv_cache_write`](super::kv_cache_write), and every position up to each row's was written.
+#[expect(unsafe_code, reason = "launches, whose indices live on the device")]
+pub unsafe fn attention<D: Device>(device: &D, op: &Attention<'_>, to: AttentionOut<'_>) -> Result<()> {
+    let rows = check_attention(device, op, &to)?;
+    let n_split_rows = split_rows(&op.at, op.kv, &op.shape);
+    // SAFETY: the operands were checked above; the pages are the caller's promise.
+    unsafe {
+        if n_split_rows > 0 {
+            let list = if n_split_rows == rows { std::ptr::null() } else { op.at.short.ptr() };
+            launch_splits(device, op, n_split_rows, list)?;
+            launch_merge(device, op, to, n_split_rows, list)?;
+        }
+        if n_split_rows < rows {
+            launch_prefill(device, op, to, rows)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the operands and returns the number of rows.
+fn check_attention<D: Device>(device: &D, op: &Attention<'_>, to: &AttentionOut<'_>) -> Result<u32> {
     let check = Check("attention");
-    let rows = at.check(check, device)?;
-    let (n_head, n_head_kv, head_dim, n_split) = (shape.n_head, shape.n_head_kv, shape.head_dim, partials.n_split);
+    let rows = op.at.check(check, device)?;
+    let AttentionShape { n_head, n_head_kv, head_dim, .. } = op.shape;
+    let n_split = op.partials.n_split;
     check.that("head_dim", takes_head_dim(head_dim), "has no attention kernel: 64, 128 and 256 have")?;
     check.that("n_head", n_head_kv > 0 && n_head.is_multiple_of(n_head_kv), "is no multiple of n_head_kv")?;
     check.grid_yz("n_head", n_head)?;
     check.that("n_split", (1..=merge::MAX_SPLIT).contains(&n_split), "is 0 or more than 128")?;
-    for slice in [q, out, partials.out, partials.max_sum].into_iter().chain(sinks) {
+    let len = rows as usize * n_head as usize * head_dim as usize;
+    let n_split_rows = split_rows(&op.at, op.kv, &op.shape);
+    let split_heads = n_split_rows as usize * n_head as usize * n_split as usize;
+    for (name, slice) in
+        [("q", op.q), ("out", to.out), ("partials", op.partials.out), ("partials", op.partials.max_sum)]
+            .into_iter()
+            .chain(to.pairs.map(|pairs| ("pairs", pairs)))
+    {
         device.check_owner(slice)?;
-    }
-    let heads = rows as usize * n_head as usize;
-    let len = heads * head_dim as usize;
-    for (name, slice) in [("q", q), ("out", out), ("partials", partials.out), ("partials", partials.max_sum)] {
         check.aligned(name, slice, 16)?;
     }
-    check.that("q", q.len() == len, "has not rows·n_head·head_dim elements")?;
-    check.that("out", out.len() == len, "has not rows·n_head·head_dim elements")?;
-    check.that("partials", partials.out.len() >= len * n_split as usize, "has too few elements")?;
-    check.that("partials", partials.max_sum.len() >= 2 * heads * n_split as usize, "has too few elements")?;
-    check.that("sinks", sinks.is_none_or(|s| s.len() == n_head as usize), "has not n_head elements")?;
-    k_cache.check(check, device, "k_cache", n_head_kv * head_dim)?;
-    v_cache.check(check, device, "v_cache", n_head_kv * head_dim)?;
-    if rows == 0 {
-        return Ok(());
+    check.that("q", op.q.len() == len, "has not rows·n_head·head_dim elements")?;
+    check.that("out", to.out.len() == len, "has not rows·n_head·head_dim elements")?;
+    check.that("partials", op.partials.out.len() >= split_heads * head_dim as usize, "has too few elements")?;
+    check.that("partials", op.partials.max_sum.len() >= 2 * split_heads, "has too few elements")?;
+    if let Some(sinks) = op.sinks {
+        device.check_owner(sinks)?;
+        check.that("sinks", sinks.len() == n_head as usize, "has not n_head elements")?;
     }
+    if let Some(pairs) = to.pairs {
+        check.that("pairs", pairs.len() == 2 * len, "has not two heads for each of q")?;
+        check.apart("out", to.out, pairs)?;
+    }
+    for other in [op.q, op.partials.out, op.partials.max_sum] {
+        check.apart("out", to.out, other)?;
+    }
+    if let Some(q8) = to.q8 {
+        check.that("q8", n_split_rows == rows, "is not made of spans with many rows")?;
+        check.that("q8", q8.cols == n_head * head_dim, "has another number of columns")?;
+        q8.check_output(check, device, u64::from(rows), &[op.q, to.out, op.partials.out, op.partials.max_sum])?;
+    }
+    op.kv.0.check(check, device, "k_cache", n_head_kv * head_dim)?;
+    op.kv.1.check(check, device, "v_cache", n_head_kv * head_dim)?;
+    Ok(rows)
+}
 
-    let params = AttentionParams {
-        n_head,
-        n_head_kv,
-        scale: shape.scale,
-        window: shape.window.unwrap_or(0),
-        max_pages: at.max_pages,
-    };
-    let (pos, span, pages) = (at.pos.ptr(), at.span.ptr(), at.page_table.ptr());
-    let (part, max_sum) = (partials.out.ptr_mut(), partials.max_sum.ptr_mut());
-    match (k_cache, v_cache) {
+/// Attention over each split of the first rows, or of those that `list` names.
+///
+/// # Safety
+/// The operands were checked, and are as [`attention`] says.
+#[expect(unsafe_code, reason = "launches")]
+unsafe fn launch_splits<D: Device>(device: &D, op: &Attention<'_>, rows: u32, list: *const u32) -> Result<()> {
+    let AttentionShape { n_head, n_head_kv, head_dim, scale, window } = op.shape;
+    let n_split = op.partials.n_split;
+    let window = window.unwrap_or(0);
+    let params = AttentionParams { n_head, n_head_kv, scale, window, max_pages: op.at.max_pages };
+    let (pos, span, pages) = (op.at.pos.ptr(), op.at.span.ptr(), op.at.page_table.ptr());
+    let (q, part, max_sum) = (op.q.ptr(), op.partials.out.ptr_mut(), op.partials.max_sum.ptr_mut());
+    match op.kv {
         (KvSlice::F16(kc), KvSlice::F16(vc)) => {
-            let launch = Launch::grid([rows, n_head_kv * blocks_per_kv(shape), n_split], decode::THREADS)
+            let launch = Launch::grid([rows, n_head_kv * blocks_per_kv(&op.shape), n_split], decode::THREADS)
                 .shared(decode::shared_bytes(head_dim));
-            let args = (q.ptr(), kc.ptr(), vc.ptr(), pos, span, pages, part, max_sum, params);
-            // SAFETY: lengths and alignment were checked above; the pages are the caller's promise.
+            let launch = Launch { pdl: op.dependent, ..launch };
+            let args = (q, kc.ptr(), vc.ptr(), pos, span, list, pages, part, max_sum, params);
+            // SAFETY: the caller's promise; the kernel waits for the grid ahead before it reads.
             unsafe {
                 match head_dim {
                     64 => device.launch(decode::attention_decode_d64, launch, args)?,
@@ -224,8 +184,8 @@ pub unsafe fn attention<D: Device>(
             let per_block = if (n_head / n_head_kv).is_multiple_of(4) { 4 } else { 1 };
             let launch = Launch::grid([rows, n_head / per_block, n_split], exact::THREADS)
                 .shared(exact::shared_bytes(head_dim, per_block));
-            let args = (q.ptr(), kc.ptr(), vc.ptr(), pos, span, pages, part, max_sum, params);
-            // SAFETY: as above.
+            let args = (q, kc.ptr(), vc.ptr(), pos, span, pages, part, max_sum, params);
+            // SAFETY: the caller's promise.
             unsafe {
                 match (head_dim, per_block) {
                     (64, 1) => device.launch(exact::attention_f32_d64_h1, launch, args)?,
@@ -237,14 +197,65 @@ pub unsafe fn attention<D: Device>(
                 }
             }
         }
-        _ => return check.fail("v_cache", "has another type than k_cache"),
+        _ => return Check("attention").fail("v_cache", "has another type than k_cache"),
     }
-    let sinks = sinks.map_or(std::ptr::null(), Slice::ptr);
-    let (part, max_sum) = (part.cast_const(), max_sum.cast_const());
-    let args = (part, max_sum, pos, sinks, out.ptr_mut(), n_head, head_dim, n_split, params.window);
-    let launch = Launch::grid([heads as u32, head_dim.div_ceil(merge::BLOCK_ELEMS), 1], merge::THREADS)
-        .shared(merge::SHARED_BYTES);
-    // SAFETY: the partials were just queued; lengths were checked above; a block a head.
+    Ok(())
+}
+
+/// The splits' merge.
+///
+/// # Safety
+/// The operands were checked, and the splits are queued.
+#[expect(unsafe_code, reason = "a launch")]
+unsafe fn launch_merge<D: Device>(
+    device: &D,
+    op: &Attention<'_>,
+    to: AttentionOut<'_>,
+    rows: u32,
+    list: *const u32,
+) -> Result<()> {
+    let AttentionShape { n_head, head_dim, window, .. } = op.shape;
+    let p = MergeParams { n_head, head_dim, n_split: op.partials.n_split, window: window.unwrap_or(0) };
+    let (sinks, pairs) = (op.sinks.map_or(std::ptr::null(), Slice::ptr), to.pairs.map_or(std::ptr::null(), Slice::ptr));
+    let (qs, d, s) = match to.q8 {
+        Some(q8) => (q8.qs.ptr_mut(), q8.d.ptr_mut(), q8.s.ptr_mut()),
+        None => (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
+    };
+    let (part, max_sum) = (op.partials.out.ptr(), op.partials.max_sum.ptr());
+    let args = (part, max_sum, op.at.pos.ptr(), list, sinks, pairs, to.out.ptr_mut(), qs, d, s, p);
+    let launch = Launch::grid([rows * n_head, head_dim.div_ceil(merge::BLOCK_ELEMS), 1], merge::THREADS);
+    let launch = Launch { pdl: op.dependent, ..launch.shared(merge::SHARED_BYTES) };
+    // SAFETY: the caller's promise; a block a head or half of one; the kernel waits for the grid ahead before it reads.
     unsafe { device.launch(merge::attention_merge, launch, args)? };
+    Ok(())
+}
+
+/// Attention of spans with many rows.
+///
+/// # Safety
+/// The operands were checked, and are as [`attention`] says.
+#[expect(unsafe_code, reason = "launches")]
+unsafe fn launch_prefill<D: Device>(device: &D, op: &Attention<'_>, to: AttentionOut<'_>, rows: u32) -> Result<()> {
+    let AttentionShape { n_head, n_head_kv, head_dim, scale, window } = op.shape;
+    let (KvSlice::F16(kc), KvSlice::F16(vc)) = op.kv else {
+        return Check("attention").fail("v_cache", "has another type than k_cache");
+    };
+    let (n_span, max_pages, window) = (op.at.first.len() as u32, op.at.max_pages, window.unwrap_or(0));
+    let p = PrefillParams { n_head, n_head_kv, scale, window, max_pages, n_span };
+    let tiles = prefill::max_tiles(rows, n_span, n_head / n_head_kv);
+    let launch = Launch::grid([tiles, n_head_kv, 1], prefill::THREADS).shared(prefill::shared_bytes(head_dim));
+    let launch = Launch { pdl: op.dependent, ..launch };
+    let (sinks, pairs) = (op.sinks.map_or(std::ptr::null(), Slice::ptr), to.pairs.map_or(std::ptr::null(), Slice::ptr));
+    let (pos, first, span_rows) = (op.at.pos.ptr(), op.at.first.ptr(), op.at.span_rows.ptr());
+    let (pages, out) = (op.at.page_table.ptr(), to.out.ptr_mut());
+    let args = (op.q.ptr(), kc.ptr(), vc.ptr(), pos, first, span_rows, pages, sinks, pairs, out, p);
+    // SAFETY: the caller's promise; the kernel waits for the grid ahead before it reads.
+    unsafe {
+        match head_dim {
+            64 => device.launch(prefill::attention_prefill_d64, launch, args)?,
+            128 => device.launch(prefill::attention_prefill_d128, launch, args)?,
+            _ => device.launch(prefill::attention_prefill_d256, launch, args)?,
+        }
+    }
     Ok(())
 }

@@ -3,6 +3,9 @@
 //! Each measurement of a weight format is over tensors that are larger than the second-level cache, and says which share of
 //! the bandwidth of [`read_sweep`] it reaches: that is what decoding is bound by.
 
+mod attention;
+mod delta_net;
+mod ffn;
 mod layers;
 mod products;
 
@@ -80,6 +83,7 @@ pub fn bench<D: Device>(device: &D, weight_bytes: usize, repeats: usize) -> Resu
     }
     bench.quantize(2048)?;
     bench.products()?;
+    bench.feed_forward()?;
     bench.layers()?;
     Ok(bench.results)
 }

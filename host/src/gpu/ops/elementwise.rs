@@ -152,6 +152,33 @@ pub fn split_gate<D: Device>(
     Ok(16 * u64::from(n))
 }
 
+/// `out[m] = [a[m] | b[m]]` for rows of `cols` elements.
+///
+/// # Errors
+/// Where the lengths do not agree or the operands overlap.
+#[expect(unsafe_code, reason = "a launch")]
+pub fn join_rows<D: Device>(
+    device: &D,
+    a: Slice<'_, f32>,
+    b: Slice<'_, f32>,
+    out: Slice<'_, f32>,
+    cols: u32,
+) -> Result<u64> {
+    let check = Check("join_rows");
+    let (launch, n) = one_lane_each(check, "a", a.len())?;
+    device.check_owner(a)?;
+    operand(check, device, "b", b, a.len())?;
+    operand(check, device, "out", out, 2 * a.len())?;
+    check.that("a", cols > 0 && a.len().is_multiple_of(cols as usize), "is not whole rows")?;
+    check.apart("out", out, a)?;
+    check.apart("out", out, b)?;
+    if n > 0 {
+        // SAFETY: `a` and `b` have `n` elements in whole rows, `out` has `2n` and overlaps neither.
+        unsafe { device.launch(elementwise::join_rows, launch, (a.ptr(), b.ptr(), out.ptr_mut(), cols, n))? };
+    }
+    Ok(16 * u64::from(n))
+}
+
 /// `out[i] = x[rows[i]]` for rows of `cols` elements; `rows` were checked when the batch was made.
 ///
 /// # Errors
@@ -175,8 +202,15 @@ pub unsafe fn gather_rows<D: Device>(
     check.apart("out", out, x)?;
     check.apart("out", out, rows)?;
     if n > 0 {
-        // SAFETY: `out` has `n = rows·cols` elements; the rows are the caller's promise.
-        unsafe { device.launch(elementwise::gather_rows, launch, (x.ptr(), rows.ptr(), out.ptr_mut(), cols, n))? };
+        // SAFETY: `out` has `n = rows·cols` elements; the rows are the caller's promise; the kernel waits for the
+        // grid ahead before it reads.
+        unsafe {
+            device.launch(
+                elementwise::gather_rows,
+                launch.dependent(),
+                (x.ptr(), rows.ptr(), out.ptr_mut(), cols, n),
+            )?
+        };
     }
     Ok(8 * u64::from(n))
 }

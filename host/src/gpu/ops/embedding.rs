@@ -40,13 +40,14 @@ pub fn embedding<D: Device>(
     check.apart("y", y, w.data())?;
     check.apart("y", y, tokens)?;
 
-    let launch = Launch::grid([w.chunks().div_ceil(FLAT_BLOCK), n_tokens, 1], FLAT_BLOCK);
+    let launch = Launch::grid([w.chunks().div_ceil(FLAT_BLOCK), n_tokens, 1], FLAT_BLOCK).dependent();
     let params = EmbeddingParams { planes: w.planes(), rows: w.rows(), chunks: w.chunks(), y_stride, reserved: 0 };
     let args = (w.data().ptr(), tokens.ptr(), y.ptr_mut(), params);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match w.ty() {
-                // SAFETY: `Matrix` has checked the table; `y` and the grid were checked above.
+                // SAFETY: `Matrix` has checked the table; `y` and the grid were checked above; the kernel waits for
+                // the grid ahead before it reads.
                 $(GgmlType::$ty => unsafe { device.launch(kernels::$name, launch, args)? },)+
             }
         };

@@ -3,7 +3,9 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matvec as kernels;
-use gpu_kernels::params::{Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape};
+use gpu_kernels::params::{
+    Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_BYTES, MATVEC_SHARED_X, MatvecParams, MatvecShape,
+};
 
 use super::{Check, Matrix, OpError, Q8, Result};
 use crate::gpu::device::Device;
@@ -90,15 +92,15 @@ impl<'a> Matvec<'a> {
         Launch { pdl: dependent, ..launch }
     }
 
-    fn params(&self, x_stride: u32, x: Activations) -> MatvecParams {
-        let (w, shape) = (self.w, MatvecShape::new(self.w.ty(), x));
+    fn params(&self, x_stride: u32) -> MatvecParams {
+        let w = self.w;
         let shared = if self.experts.is_some_and(|experts| experts.shared_x) { MATVEC_SHARED_X } else { 0 };
         let accumulate = if self.accumulate { MATVEC_ACCUMULATE } else { 0 };
         MatvecParams {
             planes: w.planes(),
             rows: w.rows(),
             chunks: w.chunks(),
-            lanes_log2: shape.lanes_log2(w.ty(), w.chunks()),
+            lanes_log2: MatvecShape::lanes_log2(w.ty(), w.chunks()),
             n_expert: w.n_expert(),
             x_stride,
             y_stride: self.y_stride,
@@ -145,8 +147,8 @@ pub fn matvec<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_strid
     check.apart("y", op.y, x)?;
     let (ids, bias) = op.optional();
     let form = Activations::Plain;
-    let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride, form));
-    let launch = op.launch(device, form);
+    let args = (op.w.data().ptr(), x.ptr(), op.y.ptr_mut(), ids, bias, op.params(x_stride));
+    let launch = op.launch(device, form).shared(MATVEC_SHARED_BYTES);
     macro_rules! launch {
         ($($ty:ident: $name:ident),+) => {
             match op.w.ty() {
@@ -189,7 +191,7 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
     let (ids, bias) = op.optional();
     let form = if op.tokens > 1 && op.experts.is_none() { Activations::Q8x4 } else { Activations::Q8 };
     let (qs, d, s) = (x.qs.ptr(), x.d.ptr(), x.s.ptr());
-    let args = (op.w.data().ptr(), qs, d, s, op.y.ptr_mut(), ids, bias, op.params(x.cols, form));
+    let args = (op.w.data().ptr(), qs, d, s, op.y.ptr_mut(), ids, bias, op.params(x.cols));
     let launch = op.launch(device, form);
     macro_rules! launch {
         ($($ty:ident: $one:ident $four:ident),+) => {

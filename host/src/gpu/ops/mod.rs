@@ -11,11 +11,16 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embedding;
+mod expert_down;
 mod feed;
+mod gate_up;
+mod heads;
+mod kv_cache;
 mod matmul;
 mod matmul_float;
 mod matrix;
 mod matvec;
+mod matvecs;
 mod moe;
 mod quantize_q8;
 mod read_sweep;
@@ -35,16 +40,22 @@ use super::device::DeviceError;
 use super::memory::Slice;
 
 pub use argmax::{Parts, argmax, n_part};
-pub use attention::{KvSlice, Partials, Placement, attention, kv_cache_write, n_split, takes_head_dim};
+pub use attention::{Attention, AttentionOut, Partials, attention, n_split, split_rows, takes_head_dim};
 pub use elementwise::{
-    add, add_bias, gated_act, gated_act_q8, gather_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc, split_gate,
+    add, add_bias, gated_act, gated_act_q8, gather_rows, join_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc,
+    split_gate,
 };
 pub use embedding::embedding;
+pub use expert_down::{ExpertDown, SharedDown, expert_down, takes_expert_down};
 pub use feed::{Fed, NOT_FED, feed};
+pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_routing};
+pub use heads::{Heads, attention_heads};
+pub use kv_cache::{KvSlice, MIN_SPAN_ROWS, Placement, kv_cache_write};
 pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
 pub use matmul_float::matmul_float;
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
+pub use matvecs::{Product, common_type, matvecs};
 pub use moe::{moe_weighted_acc, softmax_topk};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
@@ -53,7 +64,10 @@ pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
 pub use route_groups::{RouteGroups, max_tiles, route_groups};
 pub use sample::{SampleRoom, sample, sample_params};
-pub use ssm::{Decay, Spans, ssm_conv1d, ssm_delta_net, ssm_gated_norm, ssm_gated_norm_q8, takes_delta_net};
+pub use ssm::{
+    Decay, DeltaStep, MAX_STEP_ROWS, Spans, chunk_elems, ssm_conv1d, ssm_delta_net, ssm_delta_step, ssm_gated_norm,
+    ssm_gated_norm_q8, takes_delta_net,
+};
 
 /// The result of a launcher.
 pub type Result<T> = std::result::Result<T, OpError>;

@@ -48,9 +48,9 @@ pub fn softmax_topk<D: Device>(
             n_used,
             over_all: u32::from(rule == RouterRule::SoftmaxAll),
         };
-        let launch = Launch::linear((rows as u32).div_ceil(ROWS_PER_BLOCK), softmax_topk::THREADS);
+        let launch = Launch::linear((rows as u32).div_ceil(ROWS_PER_BLOCK), softmax_topk::THREADS).dependent();
         let bias = bias.map_or(std::ptr::null(), Slice::ptr);
-        // SAFETY: lengths were checked above; a warp a row.
+        // SAFETY: lengths were checked above; a warp a row; the kernel waits for the grid ahead before it reads.
         unsafe {
             let args = (logits.ptr(), bias, ids.ptr_mut(), weights.ptr_mut(), p);
             device.launch(softmax_topk::softmax_topk, launch, args)?;

@@ -87,10 +87,11 @@ pub fn quantize_q8<D: Device>(device: &D, x: Slice<'_, f32>, x_stride: u32, out:
         "outputs overlap",
     )?;
 
-    let launch = Launch::grid([cols.div_ceil(FLAT_BLOCK * QUANTIZE_Q8_LANE_ELEMS), rows, 1], FLAT_BLOCK);
+    let launch = Launch::grid([cols.div_ceil(FLAT_BLOCK * QUANTIZE_Q8_LANE_ELEMS), rows, 1], FLAT_BLOCK).dependent();
     let params = QuantizeQ8Params { cols, x_stride };
     let args = (x.ptr(), out.qs.ptr_mut(), out.d.ptr_mut(), out.s.ptr_mut(), params);
-    // SAFETY: shapes, strides, alignment and overlap were checked above; the grid covers the columns.
+    // SAFETY: shapes, strides, alignment and overlap were checked above; the grid covers the columns; the kernel
+    // waits for the grid ahead before it reads.
     unsafe { device.launch(kernels::quantize_q8, launch, args)? };
     // Read f32; write a byte, and a scale for 32 and a sum for 16.
     Ok(u64::from(rows) * u64::from(cols) * (4 + 1) + u64::from(rows) * u64::from(cols) * 3 / 8)

@@ -222,6 +222,57 @@ fn what_cannot_be_a_grammar_is_said() {
     }
 }
 
+/// A schema is the client's: whatever it says, it costs a bounded time and no panic, at first and for every token.
+#[test]
+fn hostile_schemas_are_bounded() {
+    let tokenizer = bytes_and(&[]);
+    let grammars = Grammars::new(&tokenizer).expect("a trie");
+    let none = Tools::default();
+    let words: Vec<String> = (0..9000).map(|i| format!("word {i} {}", i * 7919)).collect();
+    let object =
+        |n: usize| (0..n).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect::<serde_json::Map<_, _>>();
+    let nested = (0..12).fold(json!({"type": "string"}), |inner, i| {
+        json!({"anyOf": [{"type": "object", "properties": {(format!("a{i}")): inner}}, {"type": "array", "items": inner}]})
+    });
+    for schema in [
+        json!({"enum": words}),
+        json!({"type": "object", "properties": object(3000)}),
+        json!({"type": "object", "properties": object(500), "required": object(500).keys().collect::<Vec<_>>()}),
+        nested,
+        json!({"type": "array", "minItems": 100_000, "items": {"type": "integer"}}),
+        json!({"type": "array", "maxItems": 1_000_000_000, "items": {"type": "integer"}}),
+        json!({"type": "string", "minLength": 1_000_000_000}),
+        json!({"type": "string", "pattern": "^(a|b|ab)*(.*x){40}(a?){60}a{60}$"}),
+        json!({"type": "string", "pattern": "^(.*a.*|.*b.*|.*c.*){30}$"}),
+        json!({"type": "string", "pattern": "(?=a)b"}),
+        json!({"type": "string", "format": "no-such-format"}),
+        json!({"type": "number", "multipleOf": 1e-300, "minimum": -1e308, "maximum": 1e308}),
+        json!({"type": "integer", "minimum": -9.0e18, "maximum": 9.0e18}),
+        json!({"allOf": [{"$ref": "#"}]}),
+        json!({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}),
+        json!({"type": "object", "patternProperties": {"^(a+)+$": {"$ref": "#"}, "(": {}}}),
+        json!({"not": {}}),
+    ] {
+        let rules = Rules { tools: &none, schema: Some(&schema), opens_thought: false };
+        let lark = write(Markup::PLAIN, &tokenizer, &rules).expect("writable").expect("a grammar");
+        let start = std::time::Instant::now();
+        if let Ok(grammar) = grammars.compile(lark) {
+            let mut mask = grammar.mask();
+            for _ in 0..12 {
+                let mut logits = vec![0.0; tokenizer.n_vocab() as usize];
+                if mask.is_done() || mask.allow(&mut logits).is_err() {
+                    break;
+                }
+                // A letter where one may come: patterns are at their worst in the middle.
+                let good = |id: &usize| logits[*id] == 0.0;
+                let Some(id) = (97..123).find(good).or((0..logits.len()).find(good)) else { break };
+                mask.accept(id as u32);
+            }
+        }
+        assert!(start.elapsed().as_secs() < 20, "{:?}: {:.200}", start.elapsed(), schema.to_string());
+    }
+}
+
 /// What a reader says of a text in one piece, which has to be what it says of single characters.
 fn read(markup: Markup, opened: bool, tools: &[Value], text: &str) -> (Said, bool) {
     let tools: Arc<[Tool]> = tools.iter().map(|tool| Tool::parse("", tool).expect("a tool")).collect();

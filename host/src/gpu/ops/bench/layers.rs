@@ -1,4 +1,4 @@
-//! The other kernels of a decode step, at the shapes of the reference model: one token, 8192 tokens deep.
+//! The other kernels of a decode step, at the shapes of the reference model: one token.
 //!
 //! Most are over in a few microseconds, so what their times show is what a launch costs. Each is timed in a
 //! chain of launches, as one graph where there are graphs.
@@ -6,7 +6,7 @@
 use gpu_kernels::kernels::rope::RopeParams;
 
 use super::{Bench, Result};
-use crate::backend::{AttentionShape, DeltaNetShape, Draw, GatedAct, PAGE_TOKENS, RouterRule};
+use crate::backend::{Draw, GatedAct, RouterRule};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Buffer;
 use crate::gpu::ops;
@@ -19,18 +19,20 @@ const N_FF: usize = 512;
 const N_USED: usize = 8;
 const N_EXPERT: usize = 256;
 const N_VOCAB: u32 = 248_320;
-const ATTENTION: AttentionShape =
-    AttentionShape { n_head: 16, n_head_kv: 2, head_dim: 256, scale: 0.0625, window: None };
-const DELTA_NET: DeltaNetShape = DeltaNetShape { n_head_k: 16, n_head_v: 32, d_state: 128, d_conv: 4 };
 
 impl<D: Device> Bench<'_, D> {
     /// All of them.
     pub(super) fn layers(&mut self) -> Result<()> {
-        let (depth, n_vocab) = if self.is_small() { (70, 1000) } else { (8192, N_VOCAB) };
+        let n_vocab = if self.is_small() { 1000 } else { N_VOCAB };
         self.elementwise()?;
         self.norms()?;
-        self.attention_at(depth)?;
-        self.delta_net()?;
+        self.attention()?;
+        self.delta_net(1)?;
+        self.delta_net(if self.is_small() { 20 } else { 2048 })?;
+        let n_seqs: &[u32] = if self.is_small() { &[1, 2] } else { &[1, 8, 32] };
+        for &n_seq in n_seqs {
+            self.delta_step(n_seq)?;
+        }
         self.experts()?;
         self.choice(n_vocab)
     }
@@ -81,9 +83,7 @@ impl<D: Device> Bench<'_, D> {
         self.chain("add_bias", "1 x 2048", |d| ops::add_bias(d, x.slice(), y.slice()))?;
         self.chain("sigmoid_scale_acc", "1 x 2048", |d| ops::sigmoid_scale_acc(d, x.slice(), y.slice(), one.slice()))?;
         self.chain("sigmoid_mul", "1 x 4096", |d| ops::sigmoid_mul(d, q.slice(), gate.slice()))?;
-        self.chain("split_gate", "16 heads of 256", |d| {
-            ops::split_gate(d, qg.slice(), q.slice(), gate.slice(), ATTENTION.head_dim)
-        })?;
+        self.chain("split_gate", "16 heads of 256", |d| ops::split_gate(d, qg.slice(), q.slice(), gate.slice(), 256))?;
         #[expect(unsafe_code, reason = "the one index is 0")]
         self.chain("gather_rows", "1 x 2048", |d| {
             // SAFETY: row 0 is there.
@@ -101,60 +101,6 @@ impl<D: Device> Bench<'_, D> {
         let turns = self.device.alloc_from(&ops::turns((0..32).map(|i| 1e7_f64.powf(-f64::from(i) / 32.0))))?;
         let p = RopeParams { n_head: 16, head_dim: 256, n_rot: 64, adjacent: 0, magnitude: 1.0 };
         self.chain("rope", "16 heads of 256, 64 turn", |d| ops::rope(d, q.slice(), pos.slice(), turns.slice(), p))
-    }
-
-    #[expect(unsafe_code, reason = "the page table is made here")]
-    fn attention_at(&mut self, depth: u32) -> Result<()> {
-        let max_pages = depth.div_ceil(PAGE_TOKENS);
-        let kv_dim = ATTENTION.n_head_kv * ATTENTION.head_dim;
-        let elems = (max_pages * PAGE_TOKENS * kv_dim) as usize;
-        // Zero keys give equal scores, which is as much work as any.
-        let (k_cache, v_cache) = (self.device.alloc_zeroed::<u16>(elems)?, self.device.alloc_zeroed::<u16>(elems)?);
-        let (pos, span) = (self.device.alloc_from(&[depth - 1])?, self.device.alloc_from(&[0u32])?);
-        let page_table = self.device.alloc_from(&(0..max_pages).collect::<Vec<_>>())?;
-        let at = ops::Placement { pos: pos.slice(), span: span.slice(), page_table: page_table.slice(), max_pages };
-        let cache = (ops::KvSlice::F16(k_cache.slice()), ops::KvSlice::F16(v_cache.slice()));
-        let (k, v) = (self.floats(kv_dim as usize)?, self.floats(kv_dim as usize)?);
-        self.chain("kv_cache_write", "1 x 512, f16", |d| {
-            // SAFETY: the table names pages of the caches for every position.
-            unsafe { ops::kv_cache_write(d, k.slice(), v.slice(), at, cache, kv_dim) }
-        })?;
-        let n = (ATTENTION.n_head * ATTENTION.head_dim) as usize;
-        let n_split = 32;
-        let (q, out) = (self.floats(n)?, self.floats(n)?);
-        let (part, max_sum) = (self.floats(n * n_split)?, self.floats(32 * n_split)?);
-        let partials = ops::Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: n_split as u32 };
-        let bytes = 2 * 2 * u64::from(depth) * u64::from(kv_dim);
-        self.chain("attention and merge", &format!("depth {depth}, 16 heads of 256 over 2"), |d| {
-            // SAFETY: as above, and the caches are written.
-            unsafe { ops::attention(d, q.slice(), cache, at, partials, None, out.slice(), &ATTENTION)? };
-            Ok(bytes)
-        })
-    }
-
-    #[expect(unsafe_code, reason = "the spans are made here")]
-    fn delta_net(&mut self) -> Result<()> {
-        let one = |value: u32| self.device.alloc_from(&[value]);
-        let (slot, first, rows, start) = (one(0)?, one(0)?, one(1)?, one(100)?);
-        let spans = ops::Spans { slot: slot.slice(), first: first.slice(), rows: rows.slice(), start: start.slice() };
-        let (conv, inner) = (DELTA_NET.conv_dim() as usize, DELTA_NET.d_inner() as usize);
-        let (x, w, y) = (self.floats(conv)?, self.floats(4 * conv)?, self.floats(conv)?);
-        let (conv_state, state) = (self.floats(3 * conv)?, self.floats(inner * 128)?);
-        let (alpha, beta, a, bias) = (self.floats(32)?, self.floats(32)?, self.floats(32)?, self.floats(32)?);
-        let (out, z, norm) = (self.floats(inner)?, self.floats(inner)?, self.floats(128)?);
-        self.chain("ssm_conv1d", "1 x 8192", |d| {
-            // SAFETY: one span of one row and one slot.
-            unsafe { ops::ssm_conv1d(d, x.slice(), w.slice(), conv_state.slice(), spans, y.slice(), &DELTA_NET) }
-        })?;
-        let decay = ops::Decay { dt_bias: Some(bias.slice()), a: Some(a.slice()) };
-        self.chain("ssm_delta_net", "32 heads of 128", |d| {
-            let gates = (alpha.slice(), beta.slice());
-            // SAFETY: as above.
-            unsafe { ops::ssm_delta_net(d, x.slice(), gates, decay, state.slice(), spans, out.slice(), &DELTA_NET) }
-        })?;
-        self.chain("ssm_gated_norm", "32 heads of 128", |d| {
-            ops::ssm_gated_norm(d, out.slice(), z.slice(), norm.slice(), 1e-6)
-        })
     }
 
     fn experts(&mut self) -> Result<()> {

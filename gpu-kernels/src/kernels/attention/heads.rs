@@ -1,0 +1,230 @@
+//! What lies between an attention layer's projections and attention, a head at a time: bias, norm, rotation, and
+//! where the result goes.
+//!
+//! Queries `q = rope(norm(q + bias))` are written out, keys, treated alike, and values `v + bias` to their pages. The
+//! arithmetic is that of [`rms_norm`](crate::kernels::rms_norm), [`rope`](crate::kernels::rope) and
+//! [`kv_cache`](crate::kernels::kv_cache), bit for bit.
+
+use crate::kernels::kv_cache::{KvElem, physical_token};
+use crate::kernels::rope::angle;
+use bytemuck::{Pod, Zeroable};
+use cuda_std::{pdl, prelude::*};
+
+/// Lanes a block; a warp takes one head of one row.
+pub const THREADS: u32 = 128;
+/// Heads a block.
+pub const HEADS_PER_BLOCK: u32 = THREADS / warp::WARP_SIZE;
+/// The largest head: two vectors of four a lane.
+pub const MAX_HEAD_DIM: u32 = 256;
+
+/// Scalars of [`attention_heads_f32`] and [`attention_heads_f16`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct HeadsParams {
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads.
+    pub n_head_kv: u32,
+    /// Dimensions of a head.
+    pub head_dim: u32,
+    /// Elements from a projected query head to the next: `head_dim`, or twice that where a gate follows each.
+    pub q_stride: u32,
+    /// Rotated dimensions, even, at most `head_dim`.
+    pub n_rot: u32,
+    /// 1: pairs `(2i, 2i + 1)`; 0: pairs `(i, i + n_rot/2)`.
+    pub adjacent: u32,
+    /// Multiplies cos and sin.
+    pub magnitude: f32,
+    /// Of the norms.
+    pub eps: f32,
+    /// Entries of a span's row of the page table.
+    pub max_pages: u32,
+}
+
+/// Bytes of shared memory: a head for each warp.
+pub const fn shared_bytes(head_dim: u32) -> u32 {
+    HEADS_PER_BLOCK * head_dim * 4
+}
+
+/// `Σ x²` of a warp's vectors, as a block of `rms_norm` adds them.
+///
+/// # Safety
+/// Every lane of the warp comes here.
+#[inline(always)]
+unsafe fn square_sum(x: &[[f32; 4]; 2]) -> f32 {
+    let squares = x.map(|[x, y, z, w]| math::fma(x, x, math::fma(y, y, math::fma(z, z, w * w))));
+    // SAFETY: the caller's promise.
+    unsafe { warp::sum(squares[0]) + warp::sum(squares[1]) }
+}
+
+/// Rotates a head in shared memory by its row's position, a pair a lane at a time.
+///
+/// # Safety
+/// Every lane of the warp comes here, after the head was written; `turns` has `n_rot/2` elements.
+#[inline(always)]
+unsafe fn rotate(head: Shared<f32>, pos: u32, turns: *const u64, p: &HeadsParams) {
+    // SAFETY: the caller's promise; a lane alone touches a pair between the barriers.
+    unsafe {
+        warp::sync_warp(warp::FULL_MASK); // the head is whole
+        let n_pair = p.n_rot / 2;
+        let mut pair = warp::lane_id();
+        while pair < n_pair {
+            let (first, second) = if p.adjacent != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_pair) };
+            let (sin, cos) = math::sin_cos(angle(pos, ld(turns.add(pair as usize))));
+            let (sin, cos) = (sin * p.magnitude, cos * p.magnitude);
+            let (a, b) = (head.get(first), head.get(second));
+            head.set(first, a * cos - b * sin);
+            head.set(second, a * sin + b * cos);
+            pair += warp::WARP_SIZE;
+        }
+        warp::sync_warp(warp::FULL_MASK); // all pairs have turned
+    }
+}
+
+/// One body for both types of cache.
+///
+/// # Safety
+/// As [`attention_heads_f32`].
+#[inline(always)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel's pointers are arguments of their own, so that they are known as global"
+)]
+unsafe fn heads<T: KvElem>(
+    q: *const f32,
+    k: *const f32,
+    v: *const f32,
+    q_bias: *const f32,
+    k_bias: *const f32,
+    v_bias: *const f32,
+    q_norm: *const f32,
+    k_norm: *const f32,
+    turns: *const u64,
+    pos: *const u32,
+    span: *const u32,
+    page_table: *const u32,
+    q_out: *mut f32,
+    k_cache: *mut T,
+    v_cache: *mut T,
+    p: HeadsParams,
+) {
+    pdl::grid_dependency_wait();
+    pdl::launch_dependents();
+    let (row, head) = (thread::block_idx_y() as usize, thread::index_1d() / warp::WARP_SIZE);
+    if head >= p.n_head + 2 * p.n_head_kv {
+        return; // the whole warp
+    }
+    let lane = warp::lane_id();
+    let (is_q, is_v) = (head < p.n_head, head >= p.n_head + p.n_head_kv);
+    let head = if is_q { head } else { head - p.n_head - if is_v { p.n_head_kv } else { 0 } };
+    let in_row = head as usize * p.head_dim as usize;
+    let kv_dim = p.n_head_kv as usize * p.head_dim as usize;
+    // SAFETY: the row and the head are within the caller's extents, as are the vectors that are live; the warp has a
+    // head of shared memory for itself.
+    unsafe {
+        let (from, bias, norm) = if is_q {
+            (q.add((row * p.n_head as usize + head as usize) * p.q_stride as usize), q_bias, q_norm)
+        } else if is_v {
+            (v.add(row * kv_dim + in_row), v_bias, core::ptr::null())
+        } else {
+            (k.add(row * kv_dim + in_row), k_bias, k_norm)
+        };
+        let at = [4 * lane, 4 * lane + 128];
+        // A vector past the end is the last one again, and then zero.
+        let load = |from: *const f32| {
+            let [a, b] = at;
+            let last = p.head_dim - 4;
+            let vec = |at: u32| ld(from.add(at.min(last) as usize).cast::<F32x4>());
+            [vec(a).to_array(), vec(b).to_array()]
+        };
+        let mut x = load(from);
+        if !bias.is_null() {
+            let bias = load(bias.add(in_row));
+            x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] + bias[i][e]));
+        }
+        let [a, b] = x;
+        let (zero, inside) = ([0.0; 4], at.map(|at| at < p.head_dim));
+        x = [if inside[0] { a } else { zero }, if inside[1] { b } else { zero }];
+        if !norm.is_null() {
+            let w = load(norm);
+            let scale = math::rsqrt(square_sum(&x) / p.head_dim as f32 + p.eps);
+            x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] * scale * w[i][e]));
+        }
+        let pos = ld(pos.add(row));
+        if !is_v {
+            let mine = dynamic::<f32>(thread::thread_idx_x() / warp::WARP_SIZE * p.head_dim * 4);
+            let mut i = 0;
+            while i < 2 {
+                if at[i] < p.head_dim {
+                    mine.cast::<F32x4>().set(at[i] / 4, F32x4::from_array(x[i]));
+                }
+                i += 1;
+            }
+            rotate(mine, pos, turns, &p);
+            let mut i = 0;
+            while i < 2 {
+                if at[i] < p.head_dim {
+                    x[i] = mine.cast::<F32x4>().get(at[i] / 4).to_array();
+                }
+                i += 1;
+            }
+        }
+        let mut i = 0;
+        while i < 2 {
+            if at[i] < p.head_dim {
+                if is_q {
+                    let to =
+                        q_out.add((row * p.n_head as usize + head as usize) * p.head_dim as usize + at[i] as usize);
+                    st(to.cast::<F32x4>(), F32x4::from_array(x[i]));
+                } else {
+                    let pages = page_table.add(ld(span.add(row)) as usize * p.max_pages as usize);
+                    let to = physical_token(pages, pos) * kv_dim + in_row + at[i] as usize;
+                    T::store4(if is_v { v_cache.add(to) } else { k_cache.add(to) }, x[i]);
+                }
+            }
+            i += 1;
+        }
+    }
+}
+
+macro_rules! entries {
+    ($($(#[$doc:meta])* $name:ident: $elem:ty;)+) => {$(
+        $(#[$doc])*
+        #[kernel(max_threads = 128)]
+        pub unsafe fn $name(
+            q: *const f32, k: *const f32, v: *const f32, q_bias: *const f32, k_bias: *const f32, v_bias: *const f32,
+            q_norm: *const f32, k_norm: *const f32, turns: *const u64, pos: *const u32, span: *const u32,
+            page_table: *const u32, q_out: *mut f32, k_cache: *mut $elem, v_cache: *mut $elem, p: HeadsParams,
+        ) {
+            // SAFETY: the caller's promise is the same.
+            unsafe {
+                heads::<$elem>(
+                    q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, turns, pos, span, page_table, q_out, k_cache,
+                    v_cache, p,
+                )
+            }
+        }
+    )+};
+}
+
+entries! {
+    /// Queries, keys and values of a batch, with an f32 cache.
+    ///
+    /// Launch: grid `[ceil((n_head + 2·n_head_kv) / HEADS_PER_BLOCK), rows, 1]`, block [`THREADS`], shared memory
+    /// [`shared_bytes`]`(head_dim)`. May be launched dependent.
+    ///
+    /// # Safety
+    /// - `head_dim` is a multiple of 4 up to [`MAX_HEAD_DIM`]; everything of f32 and the caches are 16-byte aligned.
+    /// - `q` has `rows·n_head` heads, `q_stride` apart; `k` and `v` are `[rows, n_head_kv, head_dim]`, `q_out` is
+    ///   `[rows, n_head, head_dim]` and may be `q` where the stride is `head_dim`; otherwise nothing written overlaps
+    ///   anything.
+    /// - Biases have an element for each of a row's, norms `head_dim`, or are null; `turns` has `n_rot/2`.
+    /// - `pos` and `span` have `rows` elements; every row's `pos / PAGE_TOKENS` is among the entries of the span's row
+    ///   of `page_table` that name a page of both caches, `[pages, PAGE_TOKENS, n_head_kv, head_dim]`.
+    attention_heads_f32: f32;
+    /// [`attention_heads_f32`] with an f16 cache.
+    ///
+    /// # Safety
+    /// As there.
+    attention_heads_f16: u16;
+}
