@@ -41,7 +41,8 @@ pub unsafe fn conformance_collectives(y: *mut u32) {
     }
 }
 
-/// `c[16,8] = a[16,32]·b[8,32]ᵀ + 1` in s8: A by `ldmatrix`, B by its fragment's definition.
+/// `c[16,8] = a[16,32]·b[8,32]ᵀ + 1` in s8: A by `ldmatrix`, B by its fragment's definition. As one product and as two
+/// of 16 columns each; `i32::MIN` where they differ.
 ///
 /// # Safety
 /// One block of 32 lanes, 512 bytes of shared memory; `a` 32 vectors, `b` 64 words, `c` 128 words.
@@ -57,7 +58,10 @@ pub unsafe fn conformance_mma_s8(a: *const U32x4, b: *const u32, c: *mut i32) {
     let a = mma::ldmatrix_x4(tile, row * 2 + lane / 16);
     let b = [ld(b.add((g * 8 + t) as usize)), ld(b.add((g * 8 + 4 + t) as usize))];
     let d = mma::m16n8k32_s8(a, b, [1; 4]);
-    for (j, value) in (0..).zip(d) {
+    let first = mma::m16n8k16_s8([a[0], a[1]], b[0], [1; 4]);
+    let halves = mma::m16n8k16_s8([a[2], a[3]], b[1], first);
+    for j in 0..4 {
+        let value = if d[j as usize] == halves[j as usize] { d[j as usize] } else { i32::MIN };
         st(c.add(((g + 8 * (j / 2)) * 8 + 2 * t + j % 2) as usize), value);
     }
 }

@@ -20,16 +20,23 @@
 //! Two stages of shared memory. While one is multiplied, the activations of the next are copied into the other,
 //! and its weights are on their way into registers; they are unpacked when the warp has done its part.
 
+mod operands;
+mod output;
+mod product;
+mod stage;
 mod tile;
 
 use bytemuck::{Pod, Zeroable};
 use cuda_std::prelude::*;
 
-use self::tile::{Operands, Shape, matmul};
+use self::stage::Shape;
+use self::tile::{Operands, matmul};
 use super::format::{self, FormatTile};
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
 
+/// Blocks of 32 columns that a warp multiplies each step.
+pub const WARP_BLOCKS: u32 = 4;
 /// The sum that a product starts with: 1.5·2²³ as f32. See the module's text.
 const MAGIC: i32 = 0x4b40_0000;
 
@@ -66,7 +73,7 @@ impl Tile {
     /// Bytes of shared memory that a block needs.
     pub const fn shared_bytes(self, ty: GgmlType) -> u32 {
         let groups = if matches!(ty, GgmlType::Q6K) { 16 } else { 32 };
-        2 * tile::stage_bytes(self, groups, has_min(ty))
+        2 * stage::stage_bytes(self, groups, has_min(ty))
     }
 }
 
@@ -95,8 +102,8 @@ pub struct MatmulParams {
     pub x_div: u32,
     /// 1: `y += …`.
     pub accumulate: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// [`WARP_BLOCKS`]: where the compiler is not to know it, so that it leaves a loop over them as it is.
+    pub warp_blocks: u32,
 }
 
 /// The entry points of a type, for 8, 16, 32, 64 and 128 tokens. In brackets: 16-byte chunks of weights that a lane
@@ -145,7 +152,7 @@ macro_rules! entries {
 entries! {
     Q4K[2 1][4 2 2 2]: matmul_q4_k_n8 matmul_q4_k_n16 matmul_q4_k_n32 matmul_q4_k_n64 matmul_q4_k_n128;
     Q5K[2 1][3 2 2 1]: matmul_q5_k_n8 matmul_q5_k_n16 matmul_q5_k_n32 matmul_q5_k_n64 matmul_q5_k_n128;
-    Q6K[2 1][4 2 1 1]: matmul_q6_k_n8 matmul_q6_k_n16 matmul_q6_k_n32 matmul_q6_k_n64 matmul_q6_k_n128;
+    Q6K[2 1][4 2 2 1]: matmul_q6_k_n8 matmul_q6_k_n16 matmul_q6_k_n32 matmul_q6_k_n64 matmul_q6_k_n128;
     Q8_0[4 2][4 2 2 2]: matmul_q8_0_n8 matmul_q8_0_n16 matmul_q8_0_n32 matmul_q8_0_n64 matmul_q8_0_n128;
     Q4_0[2 1][4 2 2 2]: matmul_q4_0_n8 matmul_q4_0_n16 matmul_q4_0_n32 matmul_q4_0_n64 matmul_q4_0_n128;
     Q4_1[2 1][4 2 2 2]: matmul_q4_1_n8 matmul_q4_1_n16 matmul_q4_1_n32 matmul_q4_1_n64 matmul_q4_1_n128;

@@ -4,6 +4,9 @@
 //! fused multiply-adds; tensor cores would have to take three parts of each number to be as exact. A block computes
 //! 32 rows by 64 tokens, from tiles in shared memory; the next tiles are loaded while it does. A lane has two rows
 //! and four tokens, and adds along `k` in order.
+//!
+//! A few tokens would leave most of a tile idle, and a matrix of so few rows most of the device. For them a warp
+//! walks along two rows, which its lanes share, with eight tokens at a time.
 
 use bytemuck::{Pod, Zeroable};
 use cuda_std::{pdl, prelude::*};
@@ -25,6 +28,13 @@ const QUAD: u32 = 4;
 const X_LOADS: usize = (TOKENS * STEP / QUAD / THREADS) as usize;
 /// Bytes of shared memory: `w` as `[STEP, ROWS]`, `x` as `[STEP, TOKENS]`.
 pub const SHARED_BYTES: u32 = 4 * STEP * (ROWS + TOKENS);
+
+/// Lanes of a block for few tokens.
+pub const FEW_THREADS: u32 = 128;
+/// Rows of such a block, two a warp.
+pub const FEW_ROWS: u32 = 2 * FEW_THREADS / 32;
+/// Its tokens.
+pub const FEW_TOKENS: u32 = 8;
 
 /// Parameters of `matmul_f32` and its neighbours.
 #[repr(C)]
@@ -140,7 +150,7 @@ impl<F: Format> Loader<F> {
             for i in 0..X_LOADS {
                 let k = QUAD * (self.quad + i as u32 * (THREADS / TOKENS));
                 let values = x[i].to_array();
-                for j in 0..QUAD {
+                for j in 0..4 {
                     x_tile.set((k + j) * TOKENS + self.token, values[j as usize]);
                 }
             }
@@ -204,23 +214,110 @@ unsafe fn matmul<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *con
             for r in 0..2 {
                 let (row, token) = (row + r as u32, token + t as u32);
                 if row < p.rows && token < p.tokens {
-                    let to = y.add(token as usize * p.y_stride as usize + row as usize);
-                    let mut sum = sums[t][r];
-                    if !bias.is_null() {
-                        sum += ld(bias.add(row as usize));
-                    }
-                    if p.accumulate != 0 {
-                        sum += ld(to);
-                    }
-                    st(to, sum);
+                    store(y, bias, row, token, sums[t][r], p);
                 }
             }
         }
     }
 }
 
+/// One lane of a block for few tokens.
+///
+/// # Safety
+/// As [`matmul_f32_few`], for the format.
+#[inline(always)]
+unsafe fn few<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *const f32, p: &MatmulFloatParams) {
+    const N: usize = FEW_TOKENS as usize;
+    let quads = const { F::CHUNK_ELEMS / QUAD };
+    let (lane, chunks) = (warp::lane_id(), p.cols / F::CHUNK_ELEMS);
+    let first_row = thread::block_idx_x() * FEW_ROWS + thread::thread_idx_x() / 32 * 2;
+    let first_token = thread::block_idx_y() * FEW_TOKENS;
+    // Rows and tokens past the end are the last ones again, and are not stored. Chunks past the end count as zeros.
+    // SAFETY: the caller's promise, and the clamps.
+    unsafe {
+        let rows = [0, 1].map(|r| {
+            let row = u64::from((first_row + r).min(p.rows - 1));
+            Row::new::<F>(w, &[0; MAX_PLANES], row, chunks)
+        });
+        let load = |chunk: u32| [0, 1].map(|r: usize| F::load(&rows[r], chunk.min(chunks - 1)));
+        let mut raw = load(lane);
+        pdl::grid_dependency_wait();
+        pdl::launch_dependents();
+
+        let x: [*const F32x4; N] = core::array::from_fn(|t| {
+            let token = (first_token + t as u32).min(p.tokens - 1);
+            x.add(token as usize * p.x_stride as usize).cast()
+        });
+        let mut sums = [[0.0; N]; 2];
+        let mut chunk = lane;
+        loop {
+            let live = chunk < chunks;
+            let at = chunk.min(chunks - 1) * quads;
+            let first = raw.map(|raw| zero_unless(live, F::quad::<0>(&raw, 0)));
+            for t in 0..N {
+                add_quad(&first, ld(x[t].add(at as usize)), &mut sums, t);
+            }
+            if quads > 1 {
+                let second = raw.map(|raw| zero_unless(live, F::quad::<1>(&raw, 0)));
+                for t in 0..N {
+                    add_quad(&second, ld(x[t].add(at as usize + 1)), &mut sums, t);
+                }
+            }
+            chunk += 32;
+            if chunk - lane >= chunks {
+                break;
+            }
+            raw = load(chunk);
+        }
+        for t in 0..N {
+            for r in 0..2 {
+                let sum = warp::sum(sums[r][t]);
+                let (row, token) = (first_row + r as u32, first_token + t as u32);
+                if lane == 0 && row < p.rows && token < p.tokens {
+                    store(y, bias, row, token, sum, p);
+                }
+            }
+        }
+    }
+}
+
+/// Adds four products of two rows each for token `t`.
+#[inline(always)]
+fn add_quad<const N: usize>(w: &[[f32; 4]; 2], x: F32x4, sums: &mut [[f32; N]; 2], t: usize) {
+    for r in 0..2 {
+        let w = w[r];
+        sums[r][t] = math::fma(w[3], x.w, math::fma(w[2], x.z, math::fma(w[1], x.y, math::fma(w[0], x.x, sums[r][t]))));
+    }
+}
+
+/// Numbers, or zeros, without a branch.
+#[inline(always)]
+fn zero_unless(live: bool, quad: [f32; 4]) -> [f32; 4] {
+    quad.map(|x| core::hint::select_unpredictable(live, x, 0.0))
+}
+
+/// Stores one sum.
+///
+/// # Safety
+/// As [`matmul_f32`]; the row and the token exist.
+#[inline(always)]
+unsafe fn store(y: *mut f32, bias: *const f32, row: u32, token: u32, sum: f32, p: &MatmulFloatParams) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = y.add(token as usize * p.y_stride as usize + row as usize);
+        let mut sum = sum;
+        if !bias.is_null() {
+            sum += ld(bias.add(row as usize));
+        }
+        if p.accumulate != 0 {
+            sum += ld(to);
+        }
+        st(to, sum);
+    }
+}
+
 macro_rules! entries {
-    ($($ty:ident: $name:ident;)+) => {$(
+    ($($ty:ident: $name:ident $few:ident;)+) => {$(
         #[doc = concat!("[`matmul_float`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights.")]
         ///
         /// `w: [rows, cols]`, `x: [tokens, x_stride]`, `y: [tokens, y_stride]`, `bias: [rows]` or null.
@@ -234,11 +331,22 @@ macro_rules! entries {
         pub unsafe fn $name(w: *const u8, x: *const f32, y: *mut f32, bias: *const f32, p: MatmulFloatParams) {
             matmul::<format::$ty>(w, x, y, bias, &p);
         }
+
+        #[doc = concat!("[`", stringify!($name), "`] for few tokens.")]
+        ///
+        /// Grid: `(⌈rows / FEW_ROWS⌉, ⌈tokens / FEW_TOKENS⌉)`, blocks of [`FEW_THREADS`].
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($name), "`].")]
+        #[kernel(max_threads = 128, min_blocks = 4)]
+        pub unsafe fn $few(w: *const u8, x: *const f32, y: *mut f32, bias: *const f32, p: MatmulFloatParams) {
+            few::<format::$ty>(w, x, y, bias, &p);
+        }
     )+};
 }
 
 entries! {
-    F32: matmul_f32;
-    F16: matmul_f16;
-    Bf16: matmul_bf16;
+    F32: matmul_f32 matmul_f32_few;
+    F16: matmul_f16 matmul_f16_few;
+    Bf16: matmul_bf16 matmul_bf16_few;
 }

@@ -195,7 +195,7 @@ devices! {
 
     fn matmul_of_float_weights(device) {
         for (i, ty) in [GgmlType::F32, GgmlType::F16, GgmlType::Bf16].into_iter().enumerate() {
-            for (j, shape) in [[63, 33, 40], [65, 31, 64], [1, 1, 8], [130, 70, 136]].into_iter().enumerate() {
+            for (j, shape) in [[63, 33, 40], [65, 31, 64], [1, 1, 8], [130, 70, 136], [9, 7, 264], [47, 9, 40]].into_iter().enumerate() {
                 check_float(device, ty, shape, (i + j) % 2 == 0);
             }
         }
@@ -260,8 +260,6 @@ fn tiles_are_as_large_as_their_tokens_and_the_grid_allow() {
     assert_eq!([512, 2048].map(|tokens| dense(8192, tokens)), [128, 128]);
     // Few rows take small tiles, to have more of them.
     assert_eq!([8, 9, 32, 512, 2048].map(|tokens| dense(512, tokens)), [0, 8, 8, 32, 32]);
-    assert_eq!(
-        [(512, 256), (4096, 256), (16384, 256), (64, 256), (72, 32)].map(|(r, e)| expert_tile(r, e).tokens),
-        [8, 32, 128, 8, 8]
-    );
+    let experts = [(512, 256), (4096, 256), (16384, 256), (65536, 256), (64, 256), (72, 32)];
+    assert_eq!(experts.map(|(routes, n)| expert_tile(routes, n).tokens), [8, 32, 64, 128, 8, 8]);
 }

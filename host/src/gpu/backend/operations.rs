@@ -15,8 +15,8 @@ use crate::gpu::device::Device;
 use crate::gpu::ops::{self, Decay, Experts, Matvec, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
-/// Rows from which on float weights take tiles: fewer than that would leave most of a tile idle.
-const FLOAT_TILE_MIN_ROWS: u32 = 48;
+/// Rows from which on those with the same float weights are multiplied together.
+const FLOAT_MIN_ROWS: u32 = 5;
 /// Rows from which on routes are grouped by expert. Few rows hardly share experts: eight rows of eight, out of 256,
 /// go to 57 different ones on average.
 const GROUP_MIN_ROWS: u32 = 9;
@@ -41,7 +41,7 @@ impl<D: Device> GpuBackend<D> {
             }
         } else {
             let (cols, x) = (x.cols(), x.rows(n_x_rows)?);
-            if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_TILE_MIN_ROWS {
+            if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_MIN_ROWS {
                 ops::matmul_float(&*self.device, &op, x, cols)
             } else {
                 ops::matvec(&*self.device, &op, x, cols)

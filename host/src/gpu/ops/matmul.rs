@@ -23,11 +23,16 @@ pub fn dense_tile(device: &Properties, rows: u32, tokens: u32) -> Option<Tile> {
 }
 
 /// The tile for routes that are spread over so many experts: a quarter more than they have on average, so that most
-/// experts' weights are unpacked once.
+/// experts' weights are unpacked once. The largest only where most experts fill it, for its block of sixteen warps is
+/// alone on a multiprocessor.
 pub fn expert_tile(routes: u32, n_expert: u32) -> Tile {
-    let wanted = u64::from(routes) * 5 / 4;
-    let fits = |tile: &&Tile| u64::from(tile.tokens) * u64::from(n_expert) >= wanted;
-    *TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1])
+    let (routes, n_expert) = (u64::from(routes), u64::from(n_expert));
+    let [.., second, largest] = TILES;
+    if routes >= u64::from(second.tokens) * n_expert * 3 / 2 {
+        return largest;
+    }
+    let fits = |tile: &&Tile| u64::from(tile.tokens) * n_expert >= routes * 5 / 4;
+    *TILES[..TILES.len() - 1].iter().find(fits).unwrap_or(&second)
 }
 
 /// What the rows of a product are cut into.
@@ -83,7 +88,7 @@ pub fn matmul_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>, tiles: Tiles
         y_stride: op.y_stride,
         x_div: op.experts.filter(|experts| experts.shared_x).map_or(1, |experts| experts.n_used),
         accumulate: u32::from(op.accumulate),
-        reserved: 0,
+        warp_blocks: kernels::WARP_BLOCKS,
     };
     let (_, bias) = op.optional();
     let (qs, d, s) = (x.qs.ptr(), x.d.ptr(), x.s.ptr());

@@ -1,13 +1,16 @@
-//! Products of many tokens, dense and by expert, at the shapes of the reference model.
+//! Products of many tokens, dense and by expert, at the shapes of the reference model: in every tile that is no larger
+//! than the tokens need, and without tiles where those are few. What [`dense_tile`](super::super::dense_tile) and
+//! [`expert_tile`](super::super::expert_tile) choose rests on these.
 
 use cuda_std::U32x4;
 use gpu_kernels::blocks::GgmlType;
+use gpu_kernels::kernels::matmul::{TILES, Tile};
 
 use super::{Bench, N_EXPERT, N_USED, Result, fill_random};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Buffer;
 use crate::gpu::ops::{
-    Experts, Matrix, Matvec, Q8, RouteGroups, Tiles, dense_tile, expert_tile, matmul_float, matmul_q8, max_tiles,
+    Experts, Matrix, Matvec, Q8, RouteGroups, Tiles, expert_tile, matmul_float, matmul_q8, matvec_q8, max_tiles,
     route_groups,
 };
 
@@ -32,6 +35,19 @@ impl<D: Device> X<D> {
     }
 }
 
+/// The tiles that are no larger than so many tokens need.
+fn tiles_up_to(tokens: u32) -> impl Iterator<Item = Tile> {
+    TILES.into_iter().filter(move |tile| tile.tokens < 2 * tokens.next_multiple_of(8))
+}
+
+/// The operation's name, and what is to be said of its form.
+fn form(tile: Option<Tile>) -> (&'static str, String) {
+    match tile {
+        Some(tile) => ("matmul_q8", format!(", tiles of {}", tile.tokens)),
+        None => ("matvec_q8", String::new()),
+    }
+}
+
 impl<D: Device> Bench<'_, D> {
     /// All of them: batches of decoding, then prefill.
     pub(super) fn products(&mut self) -> Result<()> {
@@ -40,13 +56,21 @@ impl<D: Device> Bench<'_, D> {
         for &tokens in tokens {
             let shapes = if small { [[40, 256]; 2] } else { [[8192, 2048], [2048, 4096]] };
             for [rows, cols] in shapes {
-                self.tiles(GgmlType::Q8_0, rows, cols, tokens)?;
+                for tile in tiles_up_to(tokens) {
+                    self.dense_tiles(GgmlType::Q8_0, [rows, cols], tokens, Some(tile))?;
+                }
+                if tokens <= 32 {
+                    self.dense_tiles(GgmlType::Q8_0, [rows, cols], tokens, None)?;
+                }
             }
             let n_expert = if small { 4 } else { N_EXPERT };
             let shapes = if small { [[40, 256]; 2] } else { [[512, 2048], [2048, 512]] };
             self.grouping(n_expert, tokens)?;
-            self.expert_tiles(GgmlType::Q4K, n_expert, shapes[0], tokens, true)?;
-            self.expert_tiles(GgmlType::Q5K, n_expert, shapes[1], tokens, false)?;
+            let whole = tokens <= 32;
+            for tile in tiles_up_to(tokens).map(Some).chain(whole.then_some(None)) {
+                self.expert_tiles(GgmlType::Q4K, n_expert, shapes[0], tokens, true, tile)?;
+                self.expert_tiles(GgmlType::Q5K, n_expert, shapes[1], tokens, false, tile)?;
+            }
             let [rows, cols] = if small { [8, 64] } else { [256, 2048] };
             self.float_tiles(rows, cols, tokens)?;
         }
@@ -54,7 +78,7 @@ impl<D: Device> Bench<'_, D> {
     }
 
     /// A dense product. Its matrix may fit the cache, so a chain goes through as many as there are.
-    fn tiles(&mut self, ty: GgmlType, rows: u32, cols: u32, tokens: u32) -> Result<()> {
+    fn dense_tiles(&mut self, ty: GgmlType, [rows, cols]: [u32; 2], tokens: u32, tile: Option<Tile>) -> Result<()> {
         let device = self.device;
         let Some(bytes) = Matrix::size_bytes(ty, 1, rows, cols).filter(|bytes| *bytes <= self.weights.len() as u64)
         else {
@@ -63,17 +87,21 @@ impl<D: Device> Bench<'_, D> {
         let (bytes, x) = (bytes as usize, X::new(device, tokens, cols)?);
         let y = device.alloc::<f32>(tokens as usize * rows as usize)?;
         let launches = (self.weights.len() / bytes).min(16);
-        let Some(tile) = dense_tile(device.properties(), rows, tokens) else { return Ok(()) };
         let mut moved = 0;
         let us = self.time_graph(&mut || {
             for i in 0..launches {
                 let w = Matrix::new(self.weights.part(i * bytes..(i + 1) * bytes)?, ty, 1, rows, cols)?;
-                moved = matmul_q8(device, &Matvec::new(w, y.slice(), tokens), x.q8(), Tiles::Dense(tile))?;
+                let op = Matvec::new(w, y.slice(), tokens);
+                moved = match tile {
+                    Some(tile) => matmul_q8(device, &op, x.q8(), Tiles::Dense(tile))?,
+                    None => matvec_q8(device, &op, x.q8())?,
+                };
             }
             Ok(())
         })? / launches as f64;
-        let shape = format!("{tokens} x {rows} x {cols}, tiles of {}", tile.tokens);
-        self.push_product("matmul_q8", ty.name(), shape, moved, us, [tokens, rows, cols]);
+        let (op, form) = form(tile);
+        let shape = format!("{tokens} x {rows} x {cols}{form}");
+        self.push_product(op, ty.name(), shape, moved, us, [tokens, rows, cols]);
         Ok(())
     }
 
@@ -115,6 +143,7 @@ impl<D: Device> Bench<'_, D> {
         [rows, cols]: [u32; 2],
         tokens: u32,
         shared_x: bool,
+        tile: Option<Tile>,
     ) -> Result<()> {
         let device = self.device;
         let fits = |bytes: &u64| *bytes <= self.weights.len() as u64;
@@ -128,18 +157,23 @@ impl<D: Device> Bench<'_, D> {
         let y = device.alloc::<f32>(routes as usize * rows as usize)?;
         let order = device.alloc::<u32>(routes as usize)?;
         let tiles = device.alloc::<U32x4>(max_tiles(routes, n_expert) as usize)?;
-        let tile = expert_tile(routes, n_expert);
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile };
         let experts = Experts { ids: ids.slice(), ids_stride: n_used, n_used, shared_x };
-        route_groups(device, &experts, tokens, n_expert, groups)?;
+        let groups = tile.map(|tile| RouteGroups { order: order.slice(), tiles: tiles.slice(), tile });
+        if let Some(groups) = groups {
+            route_groups(device, &experts, tokens, n_expert, groups)?;
+        }
         let op = Matvec { experts: Some(experts), ..Matvec::new(w, y.slice(), tokens) };
         let mut moved = 0;
         let us = self.time_graph(&mut || {
-            moved = matmul_q8(device, &op, x.q8(), Tiles::Experts(groups))?;
+            moved = match groups {
+                Some(groups) => matmul_q8(device, &op, x.q8(), Tiles::Experts(groups))?,
+                None => matvec_q8(device, &op, x.q8())?,
+            };
             Ok(())
         })?;
-        let shape = format!("{tokens} x {n_used} of {n_expert} x {rows} x {cols}, tiles of {}", tile.tokens);
-        self.push_product("matmul_q8", ty.name(), shape, moved, us, [routes, rows, cols]);
+        let (op, form) = form(tile);
+        let shape = format!("{tokens} x {n_used} of {n_expert} x {rows} x {cols}{form}");
+        self.push_product(op, ty.name(), shape, moved, us, [routes, rows, cols]);
         Ok(())
     }
 
