@@ -306,11 +306,12 @@ unsafe fn store(y: *mut f32, bias: *const f32, row: u32, token: u32, sum: f32, p
     unsafe {
         let to = y.add(token as usize * p.y_stride as usize + row as usize);
         let mut sum = sum;
-        if !bias.is_null() {
-            sum += ld(bias.add(row as usize));
-        }
+        // What is there comes before the bias, as where that is added by a kernel of its own.
         if p.accumulate != 0 {
             sum += ld(to);
+        }
+        if !bias.is_null() {
+            sum += ld(bias.add(row as usize));
         }
         st(to, sum);
     }

@@ -105,11 +105,12 @@ impl Out {
         unsafe {
             let y = self.y.add(further as usize);
             let mut sum = sum;
-            if !self.bias.is_null() {
-                sum += ld(self.bias.add(further as usize));
-            }
+            // What is there comes before the bias, as where that is added by a kernel of its own.
             if p.accumulate != 0 {
                 sum += ld(y);
+            }
+            if !self.bias.is_null() {
+                sum += ld(self.bias.add(further as usize));
             }
             st(y, sum);
         }
