@@ -22,8 +22,8 @@ pub(super) struct ModelArgs {
     /// Tokens the context holds, prompt and reply together; without it, the model's own up to a cap.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) ctx: Option<u32>,
-    /// Most tokens in one step.
-    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    /// Most tokens in one step; the CPU takes no more than 512.
+    #[arg(long, default_value_t = 2048, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) batch: u32,
     /// Guess this many tokens after each with the model's own block for that (MTP), where it has one, and check them
     /// beside the next token: the same reply in fewer steps; 0 is off.

@@ -51,7 +51,7 @@ pub(super) struct Args {
     #[arg(short = 'b', long, value_name = "N,…", value_delimiter = ',', default_values_t = [1])]
     sequences: Vec<u32>,
     /// Tokens in one step of a prompt.
-    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, default_value_t = 2048, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
     /// Times that each is measured.
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -37,7 +37,7 @@ use crate::tokenizer::Tokenizer;
 pub use error::EngineError;
 pub use event::{Event, FinishReason, SampledToken, Stats, StopCause, Timings, Usage};
 pub use open::{Needs, load, load_with};
-pub use options::{DeviceChoice, EngineOptions};
+pub use options::{CPU_BATCH, DeviceChoice, EngineOptions};
 pub use request::{Request, RequestId, Sampling, SubmitError, TokenMask};
 pub use sampler::InvalidSampling;
 

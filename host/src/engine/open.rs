@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::device::{OpenDevice, WORKING_BYTES};
 use super::error::EngineError;
-use super::options::{DeviceChoice, EngineOptions};
+use super::options::{CPU_BATCH, DeviceChoice, EngineOptions};
 use super::plan::{MemoryPlan, choose_n_ctx};
 use crate::backend::PAGE_TOKENS;
 use crate::chat::Template;
@@ -106,6 +106,9 @@ fn choose_limits(
         why: format!("is too many for {} sequences", options.n_slots),
     };
     let n_outputs = outputs.filter(|n| *n <= MAX_OUTPUTS).ok_or_else(too_many)?;
+    if matches!(device, OpenDevice::Cpu) {
+        options.n_batch = options.n_batch.min(CPU_BATCH);
+    }
     options.n_batch = options.n_batch.max(n_outputs);
     let mut n_ctx = choose_n_ctx(config, options.n_ctx);
     loop {

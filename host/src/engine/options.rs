@@ -48,6 +48,10 @@ impl FromStr for DeviceChoice {
     }
 }
 
+/// Most tokens in one step on the CPU. A GPU unpacks an expert's weights once for all of a step's tokens that go to it,
+/// so larger steps cost less; on the CPU they only take longer.
+pub const CPU_BATCH: u32 = 512;
+
 /// How an engine is set up.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -59,7 +63,8 @@ pub struct EngineOptions {
     pub n_ctx: Option<u32>,
     /// Sequences that run at once.
     pub n_slots: u32,
-    /// Most tokens in one step.
+    /// Most tokens in one step; the CPU takes no more than [`CPU_BATCH`]. A prompt goes through the model in steps of so
+    /// many, and sequences that decode wait for no more than one of them.
     pub n_batch: u32,
     /// Requests that may wait.
     pub n_queue: usize,
@@ -80,7 +85,7 @@ impl Default for EngineOptions {
             gpu: BackendOptions::default(),
             n_ctx: None,
             n_slots: 1,
-            n_batch: 512,
+            n_batch: 2048,
             n_queue: 64,
             n_checkpoints: 8,
             n_draft: 0,
