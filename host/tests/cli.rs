@@ -194,7 +194,7 @@ fn bench_reports_every_test_and_the_kernels() {
     let out = json(&ok(&[&model[..], &gpu[..]].concat()));
     let profile = &out["profiles"][0];
     let kernels = profile["kernels"].as_array().expect("a list");
-    assert!(kernels.iter().any(|kernel| kernel["name"] == "ssm_delta_net_64"), "{out}");
+    assert!(kernels.iter().any(|kernel| kernel["name"] == "ssm_delta_step_64"), "{out}");
     let stages = profile["stages"].as_array().expect("a list");
     for name in ["embedding", "norm", "projections", "attention", "delta net", "router", "experts", "head"] {
         let stage = stages.iter().find(|stage| stage["name"] == name).unwrap_or_else(|| panic!("no {name}: {profile}"));

@@ -184,21 +184,21 @@ fn logits<D: Device>(device: &Arc<D>, case: &Case, options: BackendOptions) -> V
     all
 }
 
-/// Quantising where activations are made gives the bits of quantising them after. A delta net in one launch adds in
-/// another order than its parts, which int8 activations would make steps of.
+/// Several operations in one kernel have the arithmetic of the operations one by one, up to the order of some f32 sums.
+/// Such a difference, of about 1e-7, may move an activation to the next of its integers, at few positions. A delta net
+/// in one launch adds in another order throughout: there f32 activations show that it is nothing but rounding.
 fn fusing_changes_nothing<D: Device>(device: &Arc<D>) {
     for case in tiny_cases() {
-        let (name, exact) = (case.name.as_str(), case.name != "qwen35moe");
-        if exact && name != "gpt-oss" {
-            continue;
-        }
-        let options = options(if exact { Activations::Int8 } else { Activations::F32 });
+        let (name, delta_net) = (case.name.as_str(), case.name == "qwen35moe");
+        let options = options(if delta_net { Activations::F32 } else { Activations::Int8 });
         let [with, without] = [true, false].map(|fuse| logits(device, &case, BackendOptions { fuse, ..options }));
         assert!(!with.is_empty() && with.len() == without.len());
-        for (with, without) in with.iter().zip(&without) {
-            let error = relative_l2(with, without);
-            assert!(error <= if exact { 0.0 } else { 1e-5 }, "{name}: fused differs by {error:e}");
-        }
+        let mut errors: Vec<f64> = with.iter().zip(&without).map(|(a, b)| relative_l2(a, b)).collect();
+        errors.sort_by(f64::total_cmp);
+        let (median, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
+        println!("{name}: median {median:.1e}, worst {worst:.1e}");
+        let (most, limit) = if delta_net { (1e-5, 1e-5) } else { (1e-6, 3e-2) };
+        assert!(median <= most && worst <= limit, "{name}: fused differs by {median:e}, {worst:e}");
     }
 }
 

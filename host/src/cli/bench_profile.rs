@@ -84,13 +84,13 @@ impl Profile {
 
 /// The stage of every launch.
 fn stages(launches: &[Launched]) -> Vec<&'static str> {
-    // In a mixture of experts, what comes before the choice is the router.
+    // In a mixture of experts, what comes before the choice is the router. `gate_up` chooses and goes on.
     let mut routed = false;
     let stage = |launch: &Launched| {
         let kernel = launch.kernel;
         let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| kernel.starts_with(prefix));
         let chooses = kernel.contains("topk");
-        routed = launch.section == Section::Moe && (routed || chooses);
+        routed = launch.section == Section::Moe && (routed || chooses || is(&["gate_up"]));
         match launch.section {
             Section::Embedding => "embedding",
             _ if is(&["rms_norm"]) => "norm",
