@@ -143,8 +143,11 @@ mod tests {
     #[test]
     fn a_picture_has_every_stage_and_a_bar_for_every_launch() {
         let launch = |i: u32| {
-            let (section, kernel) =
-                if i.is_multiple_of(2) { (Section::Moe, "rms_norm") } else { (Section::Head, "matvec") };
+            let (section, kernel) = match i {
+                0 => (Section::Embedding, "embedding"),
+                i if i.is_multiple_of(2) => (Section::Moe, "rms_norm"),
+                _ => (Section::Head, "matvec"),
+            };
             Launched { section, kernel, us: 1.0 + f64::from(i), moved_bytes: 1 << (10 + i) }
         };
         let measured = Measured { launches: (0..12).map(launch).collect(), read_gb_per_s: Some(100.0) };

@@ -75,7 +75,7 @@ impl Profile {
         let mut by_stage = parts(&mut stages.iter().copied());
         by_stage.sort_by_key(|part| STAGES.iter().position(|stage| *stage == part.name));
         let kernels_us = kernels.iter().map(|part| part.us).sum();
-        let launches = one_step(&measured.launches, &stages, n_steps as usize);
+        let launches = one_step(&measured.launches, &stages);
         let read_gb_per_s = bandwidth;
         let idle_us = step_us - kernels_us;
         Profile { name, step_us, kernels_us, idle_us, read_gb_per_s, stages: by_stage, kernels, launches }
@@ -106,15 +106,21 @@ fn stages(launches: &[Launched]) -> Vec<&'static str> {
     launches.iter().map(stage).collect()
 }
 
-/// The launches of one step with their mean times; none where the steps differ.
-fn one_step(launches: &[Launched], stages: &[&'static str], n_steps: usize) -> Vec<Launch> {
-    let n = launches.len() / n_steps.max(1);
-    let same = |i: usize, launch: &Launched| launch.kernel == launches[i % n].kernel;
-    if n == 0 || !launches.len().is_multiple_of(n) || !launches.iter().enumerate().all(|(i, l)| same(i, l)) {
-        return Vec::new();
-    }
-    let mean = |i: usize| launches.iter().skip(i).step_by(n).map(|launch| launch.us).sum::<f64>() / n_steps as f64;
-    (0..n).map(|i| Launch { stage: stages[i], kernel: launches[i].kernel, us: mean(i) }).collect()
+/// The launches of a step, in order, as the last step has them. The first may have fewer, for no step before it chose its
+/// tokens; the times are means over the steps that are alike.
+fn one_step(launches: &[Launched], stages: &[&'static str]) -> Vec<Launch> {
+    let starts = |i: &usize| {
+        let embeds = |i: usize| launches[i].section == Section::Embedding;
+        embeds(*i) && (*i == 0 || !embeds(*i - 1))
+    };
+    let mut bounds: Vec<usize> = (0..launches.len()).filter(starts).collect();
+    bounds.push(launches.len());
+    let Some(last) = bounds.windows(2).next_back().map(|step| step[0]..step[1]) else { return Vec::new() };
+    let alike = |step: &&[Launched]| step.iter().map(|l| l.kernel).eq(launches[last.clone()].iter().map(|l| l.kernel));
+    let steps: Vec<&[Launched]> = bounds.windows(2).map(|step| &launches[step[0]..step[1]]).filter(alike).collect();
+    let mean = |i: usize| steps.iter().map(|step| step[i].us).sum::<f64>() / steps.len() as f64;
+    let launch = |(i, at): (usize, usize)| Launch { stage: stages[at], kernel: launches[at].kernel, us: mean(i) };
+    last.clone().enumerate().map(launch).collect()
 }
 
 impl fmt::Display for Profile {
