@@ -195,7 +195,8 @@ devices! {
 
     fn matmul_of_float_weights(device) {
         for (i, ty) in [GgmlType::F32, GgmlType::F16, GgmlType::Bf16].into_iter().enumerate() {
-            for (j, shape) in [[63, 33, 40], [65, 31, 64], [1, 1, 8], [130, 70, 136], [9, 7, 264], [47, 9, 40]].into_iter().enumerate() {
+            let shapes = [[63, 33, 40], [65, 31, 64], [1, 1, 8], [130, 70, 136], [9, 7, 264], [47, 9, 40]];
+            for (j, shape) in shapes.into_iter().enumerate() {
                 check_float(device, ty, shape, (i + j) % 2 == 0);
             }
         }
