@@ -5,6 +5,7 @@
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
+#![allow(clippy::needless_range_loop, reason = "an index keeps arrays in registers, an iterator over them may not")]
 
 pub mod blocks;
 pub mod kernels;

@@ -93,6 +93,17 @@ fn no_kernel_calls_a_function() {
     });
 }
 
+/// `reduce_max` has two barriers. Copied into both sides of a branch they would be four, and lanes of one block would
+/// wait at different ones.
+#[test]
+fn barriers_are_not_copied_into_branches() {
+    each_kernel(|module, kernel| {
+        if kernel.name == "conformance_between_branches" {
+            assert_eq!(kernel.text.matches("bar.sync").count(), 2, "{}: {}", module.target, kernel.text);
+        }
+    });
+}
+
 #[test]
 fn weights_are_loaded_sixteen_bytes_at_a_time() {
     each_kernel(|module, kernel| {

@@ -47,7 +47,8 @@ pub(crate) struct Bitcode {
 
 /// LLVM's passes are left to `opt`, which knows the target. Of rustc's own, jump threading copies what stands between
 /// two branches on one condition into both of them: a barrier there becomes two, of which a block's lanes reach
-/// different ones, and a shuffle loses half of its warp. LLVM knows such operations (`convergent`), rustc does not.
+/// different ones, and a shuffle loses half of its warp. LLVM is told of such operations (`link::convergent`), rustc
+/// cannot be.
 const RUSTFLAGS: &str = "-Cno-prepopulate-passes\x1f-Zmir-enable-passes=-JumpThreading";
 
 pub(crate) fn compile(toolchain: &Toolchain, package: &Package, target_dir: &Path) -> Result<Bitcode, Error> {

@@ -1,5 +1,6 @@
 //! Bitcode to PTX: `llvm-link`, then for each target `opt` and `llc`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::compile::Bitcode;
@@ -8,6 +9,8 @@ use crate::{Arch, Error, Toolchain, process};
 /// The linked, unoptimised module, and the kernels that it has to keep.
 pub(crate) struct Module {
     bitcode: PathBuf,
+    /// What `opt` is to assume of the crates' functions, a line each.
+    attributes: PathBuf,
     pub(crate) entries: Vec<String>,
 }
 
@@ -25,9 +28,11 @@ pub(crate) fn link(toolchain: &Toolchain, bitcode: &Bitcode, out_dir: &Path) -> 
     let linked = out_dir.join("linked.bc");
     link_files(toolchain, bitcode.own.iter(), &own)?;
     let text = process::run(toolchain.llvm("llvm-dis").arg(&own).args(["-o", "-"]))?.stdout;
-    let entries = kernel_names(&String::from_utf8_lossy(&text));
+    let text = String::from_utf8_lossy(&text);
+    let attributes = out_dir.join("attributes.csv");
+    fs::write(&attributes, convergent(&text)).map_err(Error::file(&attributes))?;
     link_files(toolchain, bitcode.std.iter().chain([&own]), &linked)?;
-    Ok(Module { bitcode: linked, entries })
+    Ok(Module { bitcode: linked, attributes, entries: kernel_names(&text) })
 }
 
 fn link_files<'a>(toolchain: &Toolchain, files: impl Iterator<Item = &'a PathBuf>, to: &Path) -> Result<(), Error> {
@@ -36,16 +41,28 @@ fn link_files<'a>(toolchain: &Toolchain, files: impl Iterator<Item = &'a PathBuf
     Ok(())
 }
 
+/// The functions that a module in LLVM's text form defines: what stands before the name, and the name.
+fn definitions(ir: &str) -> impl Iterator<Item = (&str, &str)> {
+    ir.lines().filter_map(|line| {
+        let (before, name) = line.strip_prefix("define ")?.split_once('@')?;
+        Some((before, name.split('(').next()?.trim_matches('"')))
+    })
+}
+
 /// The functions with the calling convention `ptx_kernel` that a module in LLVM's text form defines.
 fn kernel_names(ir: &str) -> Vec<String> {
-    let name = |line: &str| {
-        let (_, after) = line.strip_prefix("define ")?.split_once("ptx_kernel ")?;
-        let (_, name) = after.split_once('@')?;
-        Some(name.split('(').next()?.trim_matches('"').to_owned())
-    };
-    let mut names: Vec<String> = ir.lines().filter_map(name).collect();
+    let kernels = definitions(ir).filter(|(before, _)| before.contains("ptx_kernel "));
+    let mut names: Vec<String> = kernels.map(|(_, name)| name.to_owned()).collect();
     names.sort_unstable();
     names
+}
+
+/// Marks every function that a module defines as convergent. LLVM knows that a barrier or a shuffle must not be copied
+/// into the sides of a branch, but rustc does not tell it which functions contain one, and before they are inlined LLVM
+/// would copy a call of such a function. Like a compiler of CUDA C++, this assumes it of all; LLVM takes it back of
+/// those without.
+fn convergent(ir: &str) -> String {
+    definitions(ir).map(|(_, name)| format!("{name},convergent\n")).collect()
 }
 
 /// Optimises and compiles `module` for one target; returns the PTX text as `llc` wrote it.
@@ -64,7 +81,8 @@ pub(crate) fn emit(
         .arg(format!("-mcpu={arch}"))
         .arg(keep)
         // Dropping the unreachable part of `core` first leaves the optimiser a hundredth of the work.
-        .arg("--passes=internalize,globaldce,default<O3>,globaldce")
+        .arg("--passes=forceattrs,internalize,globaldce,default<O3>,globaldce")
+        .arg(format!("--forceattrs-csv-path={}", module.attributes.display()))
         .arg("--strip-debug")
         .args(&flags.opt)
         .arg("-o")
@@ -88,5 +106,6 @@ mod tests {
                   define internal void @helper() {\n\
                   declare ptx_kernel void @elsewhere()\n";
         assert_eq!(kernel_names(ir), ["axpy", "rms_norm"]);
+        assert_eq!(convergent(ir), "rms_norm,convergent\naxpy,convergent\nhelper,convergent\n");
     }
 }

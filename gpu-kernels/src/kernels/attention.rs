@@ -74,7 +74,7 @@ impl Keys {
         let first = begin / CHUNK * CHUNK;
         // SAFETY: the caller's promise.
         let each = unsafe { math::div_rem(end - first + n_split - 1, n_split).0 };
-        Self { begin, end, first, each: (each + SPLIT_KEYS - 1) / SPLIT_KEYS * SPLIT_KEYS }
+        Self { begin, end, first, each: each.next_multiple_of(SPLIT_KEYS) }
     }
 
     /// First and last key (exclusive) of a split; they are equal for a split without keys.

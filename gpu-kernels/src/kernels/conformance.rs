@@ -41,6 +41,24 @@ pub unsafe fn conformance_collectives(y: *mut u32) {
     }
 }
 
+/// `y[i] = max(x)` for `i < n`: reductions of a block between two branches on one condition, which an optimiser must
+/// not copy into both of them.
+///
+/// # Safety
+/// One block of 64 lanes, 8 bytes of shared memory; `x` and `y` have `n ≤ 64` elements.
+#[kernel(max_threads = 64)]
+pub unsafe fn conformance_between_branches(x: *const f32, y: *mut f32, n: u32) {
+    let lane = thread::thread_idx_x();
+    let mut value = f32::NEG_INFINITY;
+    if lane < n {
+        value = ld(x.add(lane as usize));
+    }
+    let max = block::reduce_max(dynamic(0), value);
+    if lane < n {
+        st(y.add(lane as usize), max);
+    }
+}
+
 /// `c[16,8] = a[16,32]·b[8,32]ᵀ + 1` in s8: A by `ldmatrix`, B by its fragment's definition. As one product and as two
 /// of 16 columns each; `i32::MIN` where they differ.
 ///

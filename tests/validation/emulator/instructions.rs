@@ -41,6 +41,19 @@ fn download<D: Device, T: Pod>(device: &D, buffer: &Buffer<D, T>) -> Vec<T> {
     device.download_vec(buffer.slice()).expect("a download")
 }
 
+/// A block's barriers are met by all of its lanes, also where some of them have nothing to do before and after.
+#[test]
+fn a_block_meets_between_two_branches() {
+    fn check<D: Device>(device: &D) {
+        let values: Vec<f32> = (0..37u8).map(|i| f32::from(i * 7 % 37)).collect();
+        let (x, y) = (upload(device, &values), device.alloc_zeroed::<f32>(values.len()).expect("memory"));
+        let args = (x.slice().ptr(), y.slice().ptr_mut(), values.len() as u32);
+        launch(device, conformance_between_branches, Launch::linear(1, 64).shared(8), args);
+        assert_eq!(download(device, &y), [36.0; 37]);
+    }
+    on_devices!(check);
+}
+
 #[test]
 fn collectives_follow_the_isa() {
     fn check<D: Device>(device: &D) {

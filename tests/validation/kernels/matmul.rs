@@ -185,7 +185,7 @@ devices! {
         for (i, ty) in types().enumerate() {
             for tile in TILES {
                 // Around the smaller tiles; the larger see several of them in one.
-                let shared_x = (i + tile.tokens as usize / 8) % 2 == 0;
+                let shared_x = (i + tile.tokens as usize / 8).is_multiple_of(2);
                 check_experts(device, ty, tile, &[0, 1, 15, 16, 17, 0, 1], 2, shared_x);
             }
         }

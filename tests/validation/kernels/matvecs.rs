@@ -51,7 +51,8 @@ devices! {
 
                     let alone = Output::<_, f32>::new(device, got.len());
                     let op = Matvec::new(product.w, alone.slice(), tokens);
-                    let form = if tokens == 1 { form } else if form == Activations::Plain { form } else { Activations::Q8x4 };
+                    let four = tokens > 1 && form == Activations::Q8;
+                    let form = if four { Activations::Q8x4 } else { form };
                     input.run(device, form, &op).expect("matvec");
                     assert_same_bits(&what, &got, &alone.read(device));
                 }
