@@ -67,6 +67,9 @@ pub(super) struct GpuArgs {
     /// Start no kernel before the one ahead of it has ended.
     #[arg(help_heading = GPU, long)]
     no_overlap: bool,
+    /// One kernel for each operation: the reference that fused kernels are held against.
+    #[arg(help_heading = GPU, long)]
+    no_fuse: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -94,6 +97,7 @@ impl GpuArgs {
             },
             graphs: !self.no_graphs,
             overlap: !self.no_overlap,
+            fuse: !self.no_fuse,
             ..BackendOptions::default()
         }
     }

@@ -56,7 +56,8 @@ pub(super) struct Args {
     /// Times that each is measured.
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
-    /// Also time every kernel of a decode step: by stage and by kernel, with bytes moved and share of the bandwidth.
+    /// Also time every kernel of a prompt and of a decode step: by stage and by kernel, with bytes moved and share of
+    /// the bandwidth.
     #[arg(long)]
     profile: bool,
     /// Draw the profiles: a roofline of the stages, and the timeline of one step. Implies --profile.
@@ -65,6 +66,12 @@ pub(super) struct Args {
     /// A table, or one JSON object.
     #[arg(long, value_enum, default_value_t = Format::Md)]
     format: Format,
+}
+
+impl Args {
+    fn profiles(&self) -> bool {
+        self.profile || self.plot.is_some()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -86,7 +93,13 @@ pub(super) fn bench(args: Args) -> Result<(), CliError> {
         // The first also warms up.
         bench.prompt(n, args.batch)?;
         let speeds = (0..args.repeat).map(|_| bench.prompt(n, args.batch)).collect::<Result<_, _>>()?;
-        report.tests.push(Test::new(format!("pp{n}"), speeds));
+        let test = Test::new(format!("pp{n}"), speeds);
+        if args.profiles() {
+            let us = f64::from(n) / test.median * 1e6;
+            let run = |bench: &mut Bench| bench.prompt(n, args.batch);
+            report.profiles.extend(bench.profile(format!("prompt of {n}"), 1, us, run)?);
+        }
+        report.tests.push(test);
     }
     for (&depth, &sequences) in args.depth.iter().flat_map(|d| args.sequences.iter().map(move |b| (d, b))) {
         if args.n_gen == 0 || sequences == 0 {
@@ -96,9 +109,11 @@ pub(super) fn bench(args: Args) -> Result<(), CliError> {
         let speed = |_| bench.decode(args.n_gen, depth, sequences);
         let speeds = (0..args.repeat).map(speed).collect::<Result<_, _>>()?;
         let test = Test::new(format!("tg{} @ d{depth}, {sequences} seq", args.n_gen), speeds);
-        if args.profile || args.plot.is_some() {
+        if args.profiles() {
             let step_us = f64::from(sequences) / test.median * 1e6;
-            report.profiles.extend(bench.profile(depth, sequences, step_us)?);
+            let run = |bench: &mut Bench| bench.decode(PROFILED_STEPS, depth, sequences);
+            let name = format!("decode @ d{depth}, {sequences} seq");
+            report.profiles.extend(bench.profile(name, PROFILED_STEPS, step_us, run)?);
         }
         report.tests.push(test);
     }
@@ -205,14 +220,19 @@ impl Bench {
         Ok(f64::from(n) * f64::from(sequences) / start.elapsed().as_secs_f64())
     }
 
-    /// The kernels of a decode step; `None` where the device has none.
-    fn profile(&mut self, depth: u32, sequences: u32, step_us: f64) -> Result<Option<Profile>, CliError> {
+    /// The kernels of what `run` does, `n_steps` times the same; `None` where the device has none.
+    fn profile(
+        &mut self,
+        name: String,
+        n_steps: u32,
+        step_us: f64,
+        run: impl FnOnce(&mut Self) -> Result<f64, CliError>,
+    ) -> Result<Option<Profile>, CliError> {
         self.executor.set_profiling(true);
-        let done = self.decode(PROFILED_STEPS, depth, sequences);
+        let done = run(self);
         let measured = self.executor.take_profile();
         self.executor.set_profiling(false);
         done?;
-        let name = format!("decode @ d{depth}, {sequences} seq");
-        Ok(measured?.map(|measured| Profile::new(name, &measured, PROFILED_STEPS, step_us)))
+        Ok(measured?.map(|measured| Profile::new(name, &measured, n_steps, step_us)))
     }
 }

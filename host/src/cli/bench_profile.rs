@@ -1,4 +1,4 @@
-//! Where the time of one step goes: by stage of the model, and by kernel.
+//! Where the time of a decode step or a prompt goes: by stage of the model, and by kernel.
 
 use std::collections::BTreeMap;
 use std::fmt;
