@@ -128,8 +128,18 @@ fn int8_activations_stay_near_the_golden_logits() {
 
 /// Logits of every position, the sequence cut into chunks of at most so many rows.
 fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) -> Vec<Vec<f32>> {
+    in_chunks_with(device, options(Activations::Int8), case, n, chunk)
+}
+
+fn in_chunks_with<D: Device>(
+    device: &Arc<D>,
+    options: BackendOptions,
+    case: &Case,
+    n: usize,
+    chunk: usize,
+) -> Vec<Vec<f32>> {
     let limits = Limits { n_pages: 1, n_slots: 1, n_batch: chunk as u32, n_outputs: chunk as u32 };
-    let mut session = session(device, options(Activations::Int8), &case.model, limits);
+    let mut session = session(device, options, &case.model, limits);
     let n_vocab = session.config().n_vocab;
     let (mut all, mut logits) = (Vec::new(), Vec::new());
     for start in (0..n).step_by(chunk) {
@@ -172,6 +182,39 @@ fn tiles_agree_with_single_rows_on_the_emulated_gpu() {
 fn tiles_agree_with_single_rows_on_the_gpu() {
     if let Some(device) = gpu() {
         tiles_agree_with_single_rows(&device);
+    }
+}
+
+/// The experts of a step of several rows, by vectors and in tiles: what [`tiles_agree_with_single_rows`] says of either.
+fn grouped_experts_agree_with_single_rows<D: Device>(device: &Arc<D>) {
+    let with_experts = |case: &Case| ["qwen35moe", "gpt-oss", "qwen3moe"].contains(&case.name.as_str());
+    let cases: Vec<Case> = tiny_cases().into_iter().filter(with_experts).collect();
+    assert_eq!(cases.len(), 3);
+    for case in cases {
+        let n = case.tokens.len().min(22);
+        let single = in_chunks(device, &case, n, 1);
+        let [vectors, tiles] = [u32::MAX, 0].map(|routes_per_expert| {
+            let options = BackendOptions { routes_per_expert, ..options(Activations::Int8) };
+            in_chunks_with(device, options, &case, n, 11)
+        });
+        assert!(vectors != tiles, "{}: both took the same way", case.name);
+        let mut errors: Vec<f64> = vectors.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
+        errors.sort_by(f64::total_cmp);
+        let (median, worst) = (errors[n / 2], errors[n - 1]);
+        println!("{}: median {median:.1e}, worst {worst:.1e}", case.name);
+        assert!(median < 2e-2 && worst < 0.3, "{}: {median:e}, {worst:e}", case.name);
+    }
+}
+
+#[test]
+fn grouped_experts_agree_with_single_rows_on_the_emulated_gpu() {
+    grouped_experts_agree_with_single_rows(&emulated());
+}
+
+#[test]
+fn grouped_experts_agree_with_single_rows_on_the_gpu() {
+    if let Some(device) = gpu() {
+        grouped_experts_agree_with_single_rows(&device);
     }
 }
 

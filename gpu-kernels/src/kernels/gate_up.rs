@@ -87,10 +87,26 @@ struct Pointers {
 }
 
 /// Where quantised results go.
-struct Q8Mut {
-    qs: *mut i8,
-    d: *mut f32,
-    s: *mut f32,
+#[derive(Clone, Copy)]
+pub(super) struct Q8Mut {
+    pub(super) qs: *mut i8,
+    pub(super) d: *mut f32,
+    pub(super) s: *mut f32,
+}
+
+/// What the sums become.
+#[derive(Clone, Copy)]
+pub(super) struct Hidden {
+    /// `[n_expert, rows]` or null.
+    pub(super) gate_bias: *const f32,
+    /// `[n_expert, rows]` or null.
+    pub(super) up_bias: *const f32,
+    /// `[routes, rows]`.
+    pub(super) h: Q8Mut,
+    /// Rows of one expert.
+    pub(super) rows: u32,
+    /// As in [`GateUpParams`].
+    pub(super) oai: u32,
 }
 
 #[inline(always)]
@@ -123,7 +139,8 @@ unsafe fn gate_up<F: FormatQ8, const S: usize>(o: &Pointers, p: &GateUpParams) {
         products::<F, S>(o, p, expert, first, token);
         prefetch_next(p, expert, block);
         block::sync_threads(); // all sums are written before they are read
-        finish(o, p, expert, first, token * p.n_used + slot);
+        let hidden = Hidden { gate_bias: o.gate_bias, up_bias: o.up_bias, h: o.h, rows: p.rows, oai: p.oai };
+        finish(&hidden, expert, first, 1, |_| token * p.n_used + slot);
     }
 }
 
@@ -198,33 +215,38 @@ unsafe fn products<F: FormatQ8, const S: usize>(o: &Pointers, p: &GateUpParams, 
     }
 }
 
-/// Bias, activation and quantisation of the block's 32 rows: the first warp's business.
+/// Bias, activation and quantisation of the block's 32 rows for `n` ≤ 4 tokens, whose sums follow each other: the first
+/// warp's business. `route` says which row of `h` is a token's.
 ///
 /// # Safety
-/// All of the block is here and its sums are written; `h` has the route, the biases have the expert.
+/// All of the block is here and its sums are written; `h` has the routes, the biases have the expert.
 #[inline(always)]
-unsafe fn finish(o: &Pointers, p: &GateUpParams, expert: u32, first: u32, route: u32) {
+pub(super) unsafe fn finish(o: &Hidden, expert: u32, first: u32, n: u32, route: impl Fn(u32) -> u32) {
     if thread::thread_idx_x() >= WARP {
         return;
     }
     let lane = warp::lane_id();
-    let (at, sums) = (4 * (lane % 8), dynamic::<f32>(0));
+    let (token, at) = (lane / 8, 4 * (lane % 8));
+    let (live, sums) = (token < n, dynamic::<f32>(token * 2 * ROWS * 4));
     // SAFETY: the caller's promise; the whole warp is here, and eight lanes have a block.
     unsafe {
         let value = |i: u32| {
+            if !live {
+                return 0.0;
+            }
             let (mut gate, mut up) = (sums.get(i), sums.get(ROWS + i));
-            let row = expert as usize * p.rows as usize + (first + i) as usize;
+            let row = expert as usize * o.rows as usize + (first + i) as usize;
             if !o.gate_bias.is_null() {
                 gate += ld(o.gate_bias.add(row));
             }
             if !o.up_bias.is_null() {
                 up += ld(o.up_bias.add(row));
             }
-            activate(p.oai, gate, up)
+            activate(o.oai, gate, up)
         };
         let values = [value(at), value(at + 1), value(at + 2), value(at + 3)];
-        let to = route as usize * p.rows as usize + (first + at) as usize;
-        quantize4(values, lane < 8, to, o.h.qs, o.h.d, o.h.s);
+        let to = route(if live { token } else { 0 }) as usize * o.rows as usize + (first + at) as usize;
+        quantize4(values, live, to, o.h.qs, o.h.d, o.h.s);
     }
 }
 

@@ -14,23 +14,23 @@ use super::matvec::{Input, dot, tolerance};
 use super::{EPS, Output, Random, Weights, assert_close, assert_same_bits, devices, input, sigmoid, wide};
 use gpu_kernels::params::Activations;
 
-fn quantised_types() -> impl Iterator<Item = GgmlType> {
+pub(super) fn quantised_types() -> impl Iterator<Item = GgmlType> {
     GgmlType::ALL.iter().copied().filter(|ty| takes_q8(*ty))
 }
 
 /// Weights on a device, and their values.
-struct Known<D: Device> {
-    weights: Weights<D>,
-    values: Vec<Value>,
+pub(super) struct Known<D: Device> {
+    pub(super) weights: Weights<D>,
+    pub(super) values: Vec<Value>,
 }
 
-fn known<D: Device>(device: &D, random: &mut Random, ty: GgmlType, shape: [u32; 3]) -> Known<D> {
+pub(super) fn known<D: Device>(device: &D, random: &mut Random, ty: GgmlType, shape: [u32; 3]) -> Known<D> {
     let file = random_blocks(random, ty, shape.iter().product::<u32>() as usize);
     Known { weights: Weights::new(device, ty, shape, &file), values: dequantize(ty, &file) }
 }
 
 /// Quantised results, poisoned and guarded.
-struct Q8Output<D: Device> {
+pub(super) struct Q8Output<D: Device> {
     qs: Output<D, i8>,
     d: Output<D, f32>,
     s: Output<D, f32>,
@@ -38,16 +38,16 @@ struct Q8Output<D: Device> {
 }
 
 impl<D: Device> Q8Output<D> {
-    fn new(device: &D, rows: u32, cols: u32) -> Self {
+    pub(super) fn new(device: &D, rows: u32, cols: u32) -> Self {
         let n = (rows * cols) as usize;
         Q8Output { qs: Output::new(device, n), d: Output::new(device, n / 32), s: Output::new(device, n / 16), cols }
     }
 
-    fn view(&self) -> Q8<'_> {
+    pub(super) fn view(&self) -> Q8<'_> {
         Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols: self.cols }
     }
 
-    fn assert_same_bits(&self, device: &D, what: &str, other: &Self) {
+    pub(super) fn assert_same_bits(&self, device: &D, what: &str, other: &Self) {
         assert_same_bits(what, &self.qs.read(device), &other.qs.read(device));
         assert_same_bits(what, &self.d.read(device), &other.d.read(device));
         assert_same_bits(what, &self.s.read(device), &other.s.read(device));
@@ -55,7 +55,7 @@ impl<D: Device> Q8Output<D> {
 
     /// Compares with what was quantised: half a step of a block, and `error` of each element.
     #[track_caller]
-    fn assert_quantised(&self, device: &D, what: &str, want: &[f64], error: &[f64]) {
+    pub(super) fn assert_quantised(&self, device: &D, what: &str, want: &[f64], error: &[f64]) {
         let (qs, d, s) = (self.qs.read(device), self.d.read(device), self.s.read(device));
         let got: Vec<f32> = qs.iter().enumerate().map(|(i, &q)| f32::from(q) * d[i / 32]).collect();
         let in_block = |i: usize| error[i / 32 * 32..][..32].iter().copied().fold(0.0, f64::max);
@@ -84,7 +84,7 @@ fn activation(act: GatedAct, gate: f64, up: f64) -> f64 {
 }
 
 /// What `act` makes of sums that are off by `errors`, and how far off that may be.
-fn activated(act: GatedAct, gate: f64, up: f64, errors: [f64; 2]) -> (f64, f64) {
+pub(super) fn activated(act: GatedAct, gate: f64, up: f64, errors: [f64; 2]) -> (f64, f64) {
     let value = activation(act, gate, up);
     let slopes = 1.2 * (up.abs() + 1.0) * errors[0] + (gate.abs() + 1.0) * errors[1];
     // Its own roundings, an exponential and a quotient among them.
@@ -315,7 +315,7 @@ devices! {
                 let each = Matvec { experts, bias: op.bias, ..Matvec::new(op.w, y.slice(), tokens) };
                 ops::matvec_q8(device, &each, h.q8()).expect("matvec_q8");
                 let x = Output::holding(device, &before);
-                ops::moe_weighted_acc(device, x.slice(), y.slice(), op.weights, n_used, rows).expect("moe_weighted_acc");
+                ops::moe_weighted_acc(device, x.slice(), y.slice(), op.weights, None, n_used, rows).expect("moe_weighted_acc");
                 if let Some(shared) = op.shared {
                     let y = Output::<_, f32>::new(device, (tokens * rows) as usize);
                     ops::matvec_q8(device, &Matvec::new(shared.w, y.slice(), tokens), shared.h).expect("matvec_q8");

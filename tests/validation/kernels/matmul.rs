@@ -126,7 +126,7 @@ fn check_experts<D: Device>(device: &D, ty: GgmlType, tile: Tile, counts: &[u32]
     let (ids_device, bias_device) = (input(device, &ids), input(device, &bias));
     let order = device.alloc::<u32>(routes as usize).expect("memory");
     let tiles = device.alloc::<U32x4>(max_tiles(routes, n_expert) as usize).expect("memory");
-    let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile };
+    let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: tile.tokens };
     let experts = Experts { ids: ids_device.slice(), ids_stride: n_used, n_used, shared_x };
     route_groups(device, &experts, tokens, n_expert, groups).expect("route_groups");
     let y = Output::holding(device, &before);
@@ -224,7 +224,7 @@ devices! {
         let mut other = TILES[0];
         other.rows = 16;
         assert!(refused(&op, Tiles::Dense(other)), "a tile that is none");
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILES[0] };
+        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILES[0].tokens };
         assert!(refused(&op, Tiles::Experts(groups)), "tiles of experts for a dense product");
         let experts = Some(Experts { ids: ids.slice(), ids_stride: 1, n_used: 1, shared_x: true });
         let routed = Matvec { w: stack.matrix(), y_stride: 2, experts, ..op };
@@ -234,6 +234,8 @@ devices! {
         assert!(refused(&routed, Tiles::Experts(short)), "too few tiles");
         let short = RouteGroups { order: order.part(..1).expect("inside"), ..groups };
         assert!(refused(&routed, Tiles::Experts(short)), "too short an order");
+        let other = RouteGroups { tile: 9, ..groups };
+        assert!(refused(&routed, Tiles::Experts(other)), "tiles of no kernel");
         assert_eq!(matmul_q8(device, &Matvec { tokens: 0, ..op }, x.q8(), dense).expect("nothing to do"), 0);
         let float = Matvec { w: floats.matrix(), ..op };
         assert!(matches!(matmul_q8(device, &float, x.q8(), dense), Err(OpError::Type { .. })), "no such kernel");

@@ -12,6 +12,7 @@ mod embedding;
 mod feed;
 mod ffn;
 mod formats;
+mod grouped;
 mod heads;
 mod matmul;
 mod matvec;

@@ -1,9 +1,10 @@
 //! The router, and joining the experts.
 
 use host::backend::RouterRule;
-use host::gpu::{Device, ops};
+use host::gpu::ops::{self, SharedOut};
+use host::gpu::Device;
 
-use super::{Output, Random, assert_close, assert_same_bits, input, on_devices, wide};
+use super::{Output, Random, assert_close, assert_same_bits, input, on_devices, sigmoid, wide};
 
 /// The definition: stable order by falling logit, so that the lowest index comes first among equals.
 fn expected(logits: &[f64], n_used: usize, rule: RouterRule) -> (Vec<u32>, Vec<f64>) {
@@ -91,22 +92,32 @@ fn a_row_of_nan_names_distinct_experts() {
 #[test]
 fn experts_are_added_by_weight() {
     fn checks<D: Device>(device: &D) {
-        for (rows, n_used, cols) in [(1usize, 1usize, 1usize), (3, 8, 257), (2, 4, 2880)] {
+        let shapes = [(1usize, 1usize, 1usize), (3, 8, 257), (2, 4, 2880), (5, 17, 300)];
+        for (i, (rows, n_used, cols)) in shapes.into_iter().enumerate() {
             let mut random = Random::new(cols as u64);
             let (x, y) = (random.units(rows * cols), random.units(rows * n_used * cols));
             let weights = random.units(rows * n_used);
+            let (shared, gate) = (random.units(rows * cols), random.units(rows));
+            let (with_shared, with_gate) = (i % 2 == 1, i == 1);
             let out = Output::holding(device, &x);
             let (y_in, w_in) = (input(device, &y), input(device, &weights));
-            ops::moe_weighted_acc(device, out.slice(), y_in.slice(), w_in.slice(), n_used as u32, cols as u32).unwrap();
+            let (shared_in, gate_in) = (input(device, &shared), input(device, &gate));
+            let shared_out = SharedOut { y: shared_in.slice(), gate: with_gate.then_some(gate_in.slice()) };
+            let shared_out = with_shared.then_some(shared_out);
+            let (n, k) = (n_used as u32, cols as u32);
+            ops::moe_weighted_acc(device, out.slice(), y_in.slice(), w_in.slice(), shared_out, n, k).unwrap();
             let expected: Vec<f64> = (0..rows * cols)
                 .map(|i| {
                     let (row, col) = (i / cols, i % cols);
                     let routes = row * n_used..(row + 1) * n_used;
-                    f64::from(x[i]) + routes.map(|r| f64::from(weights[r]) * f64::from(y[r * cols + col])).sum::<f64>()
+                    let scale = if with_gate { sigmoid(f64::from(gate[row])) } else { 1.0 };
+                    let shared = if with_shared { scale * f64::from(shared[i]) } else { 0.0 };
+                    let routed = routes.map(|r| f64::from(weights[r]) * f64::from(y[r * cols + col])).sum::<f64>();
+                    f64::from(x[i]) + routed + shared
                 })
                 .collect();
-            // At most n_used + 1 roundings of sums below n_used + 1.
-            let bound = 6e-8 * ((n_used + 1) * (n_used + 1)) as f64;
+            // At most n_used + 2 roundings of sums below n_used + 2, and those of a sigmoid.
+            let bound = 6e-8 * ((n_used + 2) * (n_used + 2) + 8) as f64;
             assert_close("moe_weighted_acc", &out.read(device), &expected, |_| bound);
         }
     }

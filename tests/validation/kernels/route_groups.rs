@@ -1,6 +1,7 @@
 //! Routes by expert, against a stable sort.
 
 use cuda_std::U32x4;
+use gpu_kernels::kernels::grouped;
 use gpu_kernels::kernels::matmul::TILES;
 use host::gpu::Device;
 use host::gpu::ops::{Experts, OpError, RouteGroups, max_tiles, route_groups};
@@ -16,7 +17,7 @@ fn check<D: Device>(device: &D, ids: &[u32], n_used: u32, n_expert: u32) {
     let routes = ids.len() as u32;
     let experts = input(device, ids);
     let experts = Experts { ids: experts.slice(), ids_stride: n_used, n_used, shared_x: true };
-    for tile in TILES {
+    for tile in TILES.map(|tile| tile.tokens).into_iter().chain([grouped::TILE]) {
         let order = Output::<D, u32>::new(device, ids.len());
         let tiles = Output::<D, U32x4>::new(device, max_tiles(routes, n_expert) as usize);
         let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile };
@@ -28,11 +29,11 @@ fn check<D: Device>(device: &D, ids: &[u32], n_used: u32, n_expert: u32) {
         wanted.sort_by_key(|route| expert(*route)); // stable
         assert_eq!(order, wanted, "{routes} routes, {n_expert} experts");
         // All of the order, in its order; each tile of one expert and no longer than it may be.
-        let n_tiles = (routes / tile.tokens + n_expert).min(routes) as usize;
+        let n_tiles = (routes / tile + n_expert).min(routes) as usize;
         let mut next = 0;
         for entry in tiles[..n_tiles].iter().filter(|entry| entry.z > 0) {
-            assert_eq!(entry.y, next, "{routes} routes, {n_expert} experts, tiles of {}", tile.tokens);
-            assert!(entry.z <= tile.tokens);
+            assert_eq!(entry.y, next, "{routes} routes, {n_expert} experts, tiles of {tile}");
+            assert!(entry.z <= tile);
             let routes = &order[entry.y as usize..(entry.y + entry.z) as usize];
             assert!(routes.iter().all(|route| expert(*route) == entry.x));
             next += entry.z;
@@ -42,7 +43,7 @@ fn check<D: Device>(device: &D, ids: &[u32], n_used: u32, n_expert: u32) {
         for e in 0..n_expert {
             let n = ids.iter().filter(|id| (**id).min(n_expert - 1) == e).count() as u32;
             let used = tiles[..n_tiles].iter().filter(|entry| entry.z > 0 && entry.x == e).count() as u32;
-            assert_eq!(used, n.div_ceil(tile.tokens), "expert {e} of {n} routes");
+            assert_eq!(used, n.div_ceil(tile), "expert {e} of {n} routes");
         }
     }
 }
@@ -65,9 +66,9 @@ devices! {
 
     fn route_groups_refuses_bad_shapes(device) {
         let (ids, order) = (input(device, &[0u32; 16]), input(device, &[0u32; 16]));
-        let tiles = device.alloc::<U32x4>(8).expect("memory"); // 16 routes in eights, and six experts
+        let tiles = device.alloc::<U32x4>(10).expect("memory"); // 16 routes in fours, and six experts
         let experts = Experts { ids: ids.slice(), ids_stride: 2, n_used: 2, shared_x: true };
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILES[0] };
+        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: grouped::TILE };
         route_groups(device, &experts, 8, 6, groups).expect("the shape that the others are changed from");
         let refused = |experts: &Experts<'_>, tokens, n_expert, groups| {
             matches!(route_groups(device, experts, tokens, n_expert, groups), Err(OpError::Operand { .. }))
@@ -79,8 +80,6 @@ devices! {
         assert!(refused(&experts, 0, 6, groups), "no routes");
         assert!(refused(&Experts { ids_stride: 3, ..experts }, 4, 6, groups), "ids apart");
         assert!(refused(&experts, 8, 6, RouteGroups { order: ids.slice(), ..groups }), "overlap");
-        let mut other = TILES[0];
-        other.tokens = 9;
-        assert!(refused(&experts, 8, 6, RouteGroups { tile: other, ..groups }), "a tile that is none");
+        assert!(refused(&experts, 8, 6, RouteGroups { tile: 0, ..groups }), "tiles without room");
     }
 }

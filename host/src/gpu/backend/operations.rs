@@ -350,7 +350,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         let n_routes = routes.n_routes(batch.shape.rows)?;
         let (logits, n_expert) = (logits.rows(batch.shape.rows)?, logits.cols());
         let wanted = self.options.activations == Activations::Int8 && batch.shape.rows >= GROUP_MIN_ROWS;
-        routes.set_tile(wanted.then(|| ops::expert_tile(n_routes, n_expert)));
+        routes.set_tile(wanted.then(|| ops::expert_tile(n_routes, n_expert).tokens));
         let (ids, weights) = (routes.ids(n_routes)?, routes.weights(n_routes)?);
         let bias = bias.map(|bias| bias.data.slice());
         let launched = ops::softmax_topk(&*self.device, logits, bias, ids, weights, n_expert, routes.n_used, rule);
@@ -406,7 +406,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         let n_routes = routes.n_routes(batch.shape.rows)?;
         let (cols, weights) = (x.cols(), routes.weights(n_routes)?);
         let (x, y) = (x.rows_mut(batch.shape.rows)?, y.rows(n_routes)?);
-        let launched = ops::moe_weighted_acc(&*self.device, x, y, weights, routes.n_used, cols);
+        let launched = ops::moe_weighted_acc(&*self.device, x, y, weights, None, routes.n_used, cols);
         self.done(launched)
     }
 

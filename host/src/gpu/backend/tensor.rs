@@ -4,7 +4,6 @@ use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 use cuda_std::U32x4;
-use gpu_kernels::kernels::matmul::Tile;
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
@@ -139,8 +138,8 @@ pub struct Routes<D: Device> {
     /// The routes by expert, for products in tiles.
     order: Arc<Buffer<D, u32>>,
     tiles: Arc<Buffer<D, U32x4>>,
-    /// The tile that the routes are grouped for, if they are.
-    tile: Option<Tile>,
+    /// The most routes of a tile, if they are grouped.
+    tile: Option<u32>,
 }
 
 impl<D: Device> Routes<D> {
@@ -159,16 +158,20 @@ impl<D: Device> Routes<D> {
     }
 
     /// Notes what the routes are grouped for; whoever routes anew says so.
-    pub(super) fn set_tile(&mut self, tile: Option<Tile>) {
+    pub(super) fn set_tile(&mut self, tile: Option<u32>) {
         self.tile = tile;
     }
 
     /// The routes by expert, if they are grouped.
     pub(super) fn groups(&self, n_routes: u32, n_expert: u32) -> Result<Option<RouteGroups<'_>>> {
-        let Some(tile) = self.tile else { return Ok(None) };
+        self.tile.map(|tile| self.grouped(n_routes, n_expert, tile)).transpose()
+    }
+
+    /// The routes by expert in such tiles, for whoever groups them.
+    pub(super) fn grouped(&self, n_routes: u32, n_expert: u32, tile: u32) -> Result<RouteGroups<'_>> {
         let n_tiles = ops::max_tiles(n_routes, n_expert) as usize;
         let order = self.order.part(..n_routes as usize).map_err(device_error)?;
-        Ok(Some(RouteGroups { order, tiles: self.tiles.part(..n_tiles).map_err(device_error)?, tile }))
+        Ok(RouteGroups { order, tiles: self.tiles.part(..n_tiles).map_err(device_error)?, tile })
     }
 
     /// Routes of `rows` rows.

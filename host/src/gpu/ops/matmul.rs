@@ -74,7 +74,10 @@ pub fn matmul_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>, tiles: Tiles
             groups.check(check, device, routes, w.n_expert())?;
             check.apart("y", op.y, groups.order)?;
             check.apart("y", op.y, groups.tiles)?;
-            (groups.tile, groups.n_tiles(routes, w.n_expert()), groups.order.ptr(), groups.tiles.ptr())
+            let Some(tile) = TILES.into_iter().find(|tile| tile.tokens == groups.tile) else {
+                return check.fail("tiles", format!("no kernel has tiles of {}", groups.tile));
+            };
+            (tile, groups.n_tiles(routes, w.n_expert()), groups.order.ptr(), groups.tiles.ptr())
         }
     };
     let blocks = w.rows().div_ceil(tile.rows);

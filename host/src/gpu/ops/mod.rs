@@ -12,8 +12,10 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod expert_down;
+mod expert_down_grouped;
 mod feed;
 mod gate_up;
+mod gate_up_grouped;
 mod heads;
 mod kv_cache;
 mod matmul;
@@ -47,8 +49,10 @@ pub use elementwise::{
 };
 pub use embedding::embedding;
 pub use expert_down::{ExpertDown, SharedDown, expert_down, takes_expert_down};
+pub use expert_down_grouped::{ExpertDownGrouped, SharedDownGrouped, expert_down_grouped};
 pub use feed::{Fed, NOT_FED, feed};
 pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_routing};
+pub use gate_up_grouped::{GateUpGrouped, SharedGateUp, gate_up_grouped, takes_gate_up_grouped};
 pub use heads::{Heads, attention_heads};
 pub use kv_cache::{KvSlice, MIN_SPAN_ROWS, Placement, kv_cache_write};
 pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
@@ -56,13 +60,13 @@ pub use matmul_float::matmul_float;
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use matvecs::{Product, common_type, matvecs};
-pub use moe::{moe_weighted_acc, softmax_topk};
+pub use moe::{SharedOut, moe_weighted_acc, softmax_topk, takes_topk_groups, topk_groups};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
 pub use repack::repack;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_q8};
 pub use rope::{rope, turns};
-pub use route_groups::{RouteGroups, max_tiles, route_groups};
+pub use route_groups::{RouteGroups, few_routes, max_tiles, route_groups};
 pub use sample::{SampleRoom, sample, sample_params};
 pub use ssm::{
     Decay, DeltaStep, MAX_STEP_ROWS, Spans, chunk_elems, ssm_conv1d, ssm_delta_net, ssm_delta_step, ssm_gated_norm,

@@ -2,8 +2,7 @@
 
 use cuda_std::U32x4;
 use cuda_std::launch::Launch;
-use gpu_kernels::kernels::matmul::{TILES, Tile};
-use gpu_kernels::kernels::route_groups as kernels;
+use gpu_kernels::kernels::{grouped, route_groups as kernels};
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 
 use super::{Check, Experts, Result};
@@ -17,19 +16,19 @@ pub struct RouteGroups<'a> {
     pub order: Slice<'a, u32>,
     /// `(expert, first of order, how many, 0)`, [`max_tiles`] of them.
     pub tiles: Slice<'a, U32x4>,
-    /// What the tiles are cut for.
-    pub tile: Tile,
+    /// The most routes of a tile.
+    pub tile: u32,
 }
 
 impl RouteGroups<'_> {
     /// Blocks of a product along the tiles.
     pub(super) fn n_tiles(&self, routes: u32, n_expert: u32) -> u32 {
-        kernels::n_tiles(routes, n_expert, self.tile.tokens)
+        kernels::n_tiles(routes, n_expert, self.tile)
     }
 
     /// Checks that there is room for so many routes.
     pub(super) fn check<D: Device>(&self, check: Check, device: &D, routes: u32, n_expert: u32) -> Result<()> {
-        check.that("tiles", TILES.contains(&self.tile), "for a tile that no kernel has")?;
+        check.that("tiles", self.tile > 0, "of no routes")?;
         check.rows("order", self.order, 1, u64::from(routes), u64::from(routes))?;
         let n_tiles = u64::from(self.n_tiles(routes, n_expert));
         check.rows("tiles", self.tiles, 1, n_tiles, n_tiles)?;
@@ -39,9 +38,15 @@ impl RouteGroups<'_> {
     }
 }
 
-/// The most tiles that so many routes can take, whatever the tile.
+/// The most tiles that so many routes can take, whatever the tile: there is none smaller.
 pub const fn max_tiles(routes: u32, n_expert: u32) -> u32 {
-    kernels::n_tiles(routes, n_expert, TILES[0].tokens)
+    kernels::n_tiles(routes, n_expert, grouped::TILE)
+}
+
+/// Whether so few routes fall on an expert that its weights are better multiplied with one after the other, straight
+/// from memory, than in tiles on the tensor cores: `routes_per_expert`, on average, at most.
+pub fn few_routes(routes: u32, n_expert: u32, routes_per_expert: u32) -> bool {
+    u64::from(routes) <= u64::from(n_expert) * u64::from(routes_per_expert)
 }
 
 /// Groups the routes of `tokens` tokens among `n_expert` experts. Ids past the last expert count as the last.
@@ -71,7 +76,7 @@ pub fn route_groups<D: Device>(
     check.apart("order", out.order, experts.ids)?;
     check.apart("tiles", out.tiles, experts.ids)?;
     check.apart("tiles", out.tiles, out.order)?;
-    let params = kernels::RouteGroupsParams { routes, tile: out.tile.tokens };
+    let params = kernels::RouteGroupsParams { routes, tile: out.tile };
     let launch = Launch::linear(n_expert, kernels::THREADS).shared(kernels::SHARED_BYTES);
     let args = (experts.ids.ptr(), out.order.ptr_mut(), out.tiles.ptr_mut(), params);
     // SAFETY: extents, alignment and overlap were checked above; there is a block and a counter for each expert.

@@ -7,6 +7,7 @@ mod attention;
 mod delta_net;
 mod dense_ffn;
 mod moe;
+mod moe_grouped;
 
 use gpu_kernels::params::MATVECS_MAX;
 

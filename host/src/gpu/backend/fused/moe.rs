@@ -16,6 +16,9 @@ impl<D: Device> GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let n = batch.shape.rows;
+        if self.groups_moe(w, s, n)? {
+            return self.moe_grouped(w, s, batch);
+        }
         if !self.fuses(n) || !self.fuses_moe(w, s)? {
             return layers::moe(self, w, s, batch);
         }

@@ -116,7 +116,7 @@ impl<D: Device> Bench<'_, D> {
         }
         let (x, y) = (self.floats(N_EMBD)?, self.floats(N_USED * N_EMBD)?);
         self.chain("moe_weighted_acc", "8 x 2048", |d| {
-            ops::moe_weighted_acc(d, x.slice(), y.slice(), weights.slice(), N_USED as u32, N_EMBD as u32)
+            ops::moe_weighted_acc(d, x.slice(), y.slice(), weights.slice(), None, N_USED as u32, N_EMBD as u32)
         })
     }
 
