@@ -6,6 +6,7 @@
 mod attention;
 mod delta_net;
 mod ffn;
+mod grouped;
 mod layers;
 mod products;
 

@@ -11,11 +11,11 @@ use crate::gpu::ops::{self, ExpertDown, GateUp, Matrix, Product, Q8, Routing, Sh
 
 /// Sizes of a layer, and how many are run in a chain.
 #[derive(Clone, Copy)]
-struct Shape {
-    n_embd: u32,
-    n_ff: u32,
-    n_expert: u32,
-    n_used: u32,
+pub(super) struct Shape {
+    pub(super) n_embd: u32,
+    pub(super) n_ff: u32,
+    pub(super) n_expert: u32,
+    pub(super) n_used: u32,
     layers: u32,
 }
 
@@ -24,8 +24,8 @@ const REFERENCE: Shape = Shape { n_embd: 2048, n_ff: 512, n_expert: 256, n_used:
 const SMALL: Shape = Shape { n_embd: 256, n_ff: 256, n_expert: 4, n_used: 2, layers: 1 };
 
 /// Weights of some layers: all have the same experts and choose other ones, and each has a shared expert.
-struct Weights<D: Device> {
-    shape: Shape,
+pub(super) struct Weights<D: Device> {
+    pub(super) shape: Shape,
     buffers: Vec<Buffer<D, u8>>,
 }
 
@@ -55,14 +55,14 @@ impl<D: Device> Weights<D> {
     }
 
     /// The experts' gate, up or down.
-    fn experts(&self, i: usize) -> Result<Matrix<'_>> {
+    pub(super) fn experts(&self, i: usize) -> Result<Matrix<'_>> {
         let Shape { n_embd, n_ff, n_expert, .. } = self.shape;
         let (ty, rows, cols) = if i == 2 { (GgmlType::Q5K, n_embd, n_ff) } else { (GgmlType::Q4K, n_ff, n_embd) };
         Matrix::new(self.buffers[i].slice(), ty, n_expert, rows, cols)
     }
 
     /// A layer's own matrix of buffer `i`.
-    fn own(&self, i: usize, ty: GgmlType, layer: u32, rows: u32, cols: u32) -> Result<Matrix<'_>> {
+    pub(super) fn own(&self, i: usize, ty: GgmlType, layer: u32, rows: u32, cols: u32) -> Result<Matrix<'_>> {
         let bytes = self.buffers[i].len() / self.shape.layers as usize;
         let data = self.buffers[i].part(layer as usize * bytes..(layer as usize + 1) * bytes)?;
         Matrix::new(data, ty, 1, rows, cols)
@@ -113,7 +113,9 @@ impl<D: Device> Bench<'_, D> {
         }
         self.layer_chain("mixture of experts", "", &experts, shape.layers, &|layer| {
             parts.iter().map(|(_, _, run)| run(layer)).sum()
-        })
+        })?;
+        let batches: &[u32] = if self.is_small() { &[9] } else { &[8, 16, 32, 64] };
+        batches.iter().try_for_each(|tokens| self.grouped(&w, *tokens))
     }
 
     fn layer_chain(
