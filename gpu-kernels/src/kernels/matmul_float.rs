@@ -5,8 +5,9 @@
 //! 32 rows by 64 tokens, from tiles in shared memory; the next tiles are loaded while it does. A lane has two rows
 //! and four tokens, and adds along `k` in order.
 //!
-//! A few tokens would leave most of a tile idle, and a matrix of so few rows most of the device. For them a warp
-//! walks along two rows, which its lanes share, with eight tokens at a time.
+//! A few tokens would leave most of a tile idle, and a matrix of so few rows most of the device. For them a block
+//! walks along two rows, which its lanes share, with eight tokens at a time; and it may take a second matrix beside, for
+//! a launch takes as long as its work.
 
 use bytemuck::{Pod, Zeroable};
 use cuda_std::{pdl, prelude::*};
@@ -31,10 +32,13 @@ pub const SHARED_BYTES: u32 = 4 * STEP * (ROWS + TOKENS);
 
 /// Lanes of a block for few tokens.
 pub const FEW_THREADS: u32 = 128;
-/// Rows of such a block, two a warp.
-pub const FEW_ROWS: u32 = 2 * FEW_THREADS / 32;
+/// Rows of such a block.
+pub const FEW_ROWS: u32 = 2;
 /// Its tokens.
 pub const FEW_TOKENS: u32 = 8;
+/// Its shared memory: the warps' sums for each of both.
+pub const FEW_SHARED_BYTES: u32 = 4 * FEW_ROWS * FEW_TOKENS * FEW_WARPS;
+const FEW_WARPS: u32 = FEW_THREADS / 32;
 
 /// Parameters of `matmul_f32` and its neighbours.
 #[repr(C)]
@@ -52,6 +56,10 @@ pub struct MatmulFloatParams {
     pub y_stride: u32,
     /// 1: `y += …`.
     pub accumulate: u32,
+    /// For few tokens: rows of a second matrix, or 0.
+    pub beside_rows: u32,
+    /// Elements from one row of its result to the next.
+    pub beside_stride: u32,
 }
 
 /// The most quads of a chunk: f16 has eight elements in 16 bytes.
@@ -224,13 +232,19 @@ unsafe fn matmul<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *con
 /// One lane of a block for few tokens.
 ///
 /// # Safety
-/// As [`matmul_f32_few`], for the format.
+/// As [`matmul_f32_few`], for the format; `p` is the block's own matrix's, whose rows it takes from `first_row` on.
 #[inline(always)]
-unsafe fn few<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *const f32, p: &MatmulFloatParams) {
+unsafe fn few<F: Format>(
+    w: *const u8,
+    x: *const f32,
+    y: *mut f32,
+    bias: *const f32,
+    first_row: u32,
+    p: &MatmulFloatParams,
+) {
     const N: usize = FEW_TOKENS as usize;
     let quads = const { F::CHUNK_ELEMS / QUAD };
-    let (lane, chunks) = (warp::lane_id(), p.cols / F::CHUNK_ELEMS);
-    let first_row = thread::block_idx_x() * FEW_ROWS + thread::thread_idx_x() / 32 * 2;
+    let (thread, chunks) = (thread::thread_idx_x(), p.cols / F::CHUNK_ELEMS);
     let first_token = thread::block_idx_y() * FEW_TOKENS;
     // Rows and tokens past the end are the last ones again, and are not stored. Chunks past the end count as zeros.
     // SAFETY: the caller's promise, and the clamps.
@@ -240,7 +254,7 @@ unsafe fn few<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *const 
             Row::new::<F>(w, &[0; MAX_PLANES], row, chunks)
         });
         let load = |chunk: u32| [0, 1].map(|r: usize| F::load(&rows[r], chunk.min(chunks - 1)));
-        let mut raw = load(lane);
+        let mut raw = load(thread);
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
 
@@ -249,7 +263,7 @@ unsafe fn few<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *const 
             x.add(token as usize * p.x_stride as usize).cast()
         });
         let mut sums = [[0.0; N]; 2];
-        let mut chunk = lane;
+        let mut chunk = thread;
         loop {
             let live = chunk < chunks;
             let at = chunk.min(chunks - 1) * quads;
@@ -263,19 +277,31 @@ unsafe fn few<F: Format>(w: *const u8, x: *const f32, y: *mut f32, bias: *const 
                     add_quad(&second, ld(x[t].add(at as usize + 1)), &mut sums, t);
                 }
             }
-            chunk += 32;
-            if chunk - lane >= chunks {
+            chunk += FEW_THREADS;
+            if chunk - thread >= chunks {
                 break;
             }
             raw = load(chunk);
         }
+        let parts = dynamic::<f32>(0);
+        let warp = thread / 32;
         for t in 0..N {
             for r in 0..2 {
                 let sum = warp::sum(sums[r][t]);
-                let (row, token) = (first_row + r as u32, first_token + t as u32);
-                if lane == 0 && row < p.rows && token < p.tokens {
-                    store(y, bias, row, token, sum, p);
+                if warp::lane_id() == 0 {
+                    parts.set((r * N + t) as u32 * FEW_WARPS + warp, sum);
                 }
+            }
+        }
+        block::sync_threads(); // every warp's sums are written before they are read
+        if thread < FEW_ROWS * FEW_TOKENS {
+            let mut sum = 0.0;
+            for i in 0..FEW_WARPS {
+                sum += parts.get(thread * FEW_WARPS + i);
+            }
+            let (row, token) = (first_row + thread / FEW_TOKENS, first_token + thread % FEW_TOKENS);
+            if row < p.rows && token < p.tokens {
+                store(y, bias, row, token, sum, p);
             }
         }
     }
@@ -333,15 +359,27 @@ macro_rules! entries {
             matmul::<format::$ty>(w, x, y, bias, &p);
         }
 
-        #[doc = concat!("[`", stringify!($name), "`] for few tokens.")]
+        #[doc = concat!("[`", stringify!($name), "`] for few tokens, and `beside_y = beside·x` with it.")]
         ///
-        /// Grid: `(⌈rows / FEW_ROWS⌉, ⌈tokens / FEW_TOKENS⌉)`, blocks of [`FEW_THREADS`].
+        /// `beside: [beside_rows, cols]` and `beside_y: [tokens, beside_stride]`, or null with `beside_rows` 0.
+        /// Grid: `(⌈rows / FEW_ROWS⌉ + ⌈beside_rows / FEW_ROWS⌉, ⌈tokens / FEW_TOKENS⌉)`, blocks of [`FEW_THREADS`],
+        /// [`FEW_SHARED_BYTES`] of shared memory.
         ///
         /// # Safety
-        #[doc = concat!("As [`", stringify!($name), "`].")]
+        #[doc = concat!("As [`", stringify!($name), "`], and so for the second matrix.")]
         #[kernel(max_threads = 128, min_blocks = 4)]
-        pub unsafe fn $few(w: *const u8, x: *const f32, y: *mut f32, bias: *const f32, p: MatmulFloatParams) {
-            few::<format::$ty>(w, x, y, bias, &p);
+        pub unsafe fn $few(
+            w: *const u8, beside: *const u8, x: *const f32, y: *mut f32, beside_y: *mut f32, bias: *const f32,
+            p: MatmulFloatParams,
+        ) {
+            let (block, blocks) = (thread::block_idx_x(), p.rows.div_ceil(FEW_ROWS));
+            // A block takes one branch as a whole.
+            if block < blocks {
+                few::<format::$ty>(w, x, y, bias, block * FEW_ROWS, &p);
+            } else {
+                let p = MatmulFloatParams { rows: p.beside_rows, y_stride: p.beside_stride, accumulate: 0, ..p };
+                few::<format::$ty>(beside, x, beside_y, core::ptr::null(), (block - blocks) * FEW_ROWS, &p);
+            }
         }
     )+};
 }

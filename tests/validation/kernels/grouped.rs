@@ -31,7 +31,7 @@ impl<D: Device> Grouped<D> {
         let mut ids = Vec::new();
         for t in 0..tokens {
             let among = if t % 2 == 0 { n_used + 1 } else { n_expert };
-            ids.extend(random.permutation(among.min(n_expert) as usize).into_iter().take(n_used as usize).map(|i| i as u32));
+            ids.extend(random.permutation(among.min(n_expert)).into_iter().take(n_used as usize));
         }
         let routes = tokens * n_used;
         let grouped = Grouped {

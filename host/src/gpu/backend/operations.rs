@@ -12,7 +12,7 @@ use crate::backend::{
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, Matvec, Product, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on those with the same float weights are multiplied together.
@@ -42,7 +42,7 @@ impl<D: Device> GpuBackend<D> {
         } else {
             let (cols, x) = (x.cols(), x.rows(n_x_rows)?);
             if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_MIN_ROWS {
-                ops::matmul_float(&*self.device, &op, x, cols)
+                ops::matmul_float(&*self.device, &op, None, x, cols)
             } else {
                 ops::matvec(&*self.device, &op, x, cols)
             }
@@ -62,6 +62,26 @@ impl<D: Device> GpuBackend<D> {
         let y_stride = out.cols();
         let y = out.rows_mut(n)?;
         self.product(Matvec { y_stride, accumulate, ..Matvec::new(w.view()?, y, n) }, x, n, None)
+    }
+
+    /// Whether [`float_pair`](Self::float_pair) takes these matrices.
+    pub(super) fn pairs_floats(&self, a: &Matrix<D>, b: &Matrix<D>, n: u32) -> Result<bool> {
+        let (a, b) = (a.view()?.ty(), b.view()?.ty());
+        Ok(self.options.fuse && !ops::takes_q8(a) && a == b && n >= FLOAT_MIN_ROWS && ops::takes_beside(n))
+    }
+
+    /// `out = w·x` for two float matrices in one launch, for `n` rows.
+    pub(super) fn float_pair(
+        &mut self,
+        [(out, w), (beside, beside_w)]: [(&mut Tensor<D>, &Matrix<D>); 2],
+        x: &Tensor<D>,
+        n: u32,
+    ) -> Result {
+        let (y_stride, beside_stride) = (out.cols(), beside.cols());
+        let op = Matvec { y_stride, dependent: self.dependent(), ..Matvec::new(w.view()?, out.rows_mut(n)?, n) };
+        let beside = Product { w: beside_w.view()?, y: beside.rows_mut(n)?, y_stride: beside_stride };
+        let launched = ops::matmul_float(&*self.device, &op, Some(beside), x.rows(n)?, x.cols());
+        self.done(launched)
     }
 
     fn gated(&mut self, out: &mut Tensor<D>, gate: &Tensor<D>, up: &Tensor<D>, act: GatedAct, n: u32) -> Result {

@@ -3,23 +3,35 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matmul_float::{
-    self as kernels, FEW_ROWS, FEW_THREADS, FEW_TOKENS, MatmulFloatParams, ROWS, SHARED_BYTES, THREADS, TOKENS,
+    self as kernels, FEW_ROWS, FEW_SHARED_BYTES, FEW_THREADS, FEW_TOKENS, MatmulFloatParams, ROWS, SHARED_BYTES,
+    THREADS, TOKENS,
 };
 
-use super::{Check, Matvec, OpError, Result};
+use super::{Check, Matvec, OpError, Product, Result};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Slice;
 
-/// Tokens from which on they are taken in tiles of 64: fewer would leave most of a tile idle.
-const TILE_MIN_TOKENS: u32 = 48;
+/// Tokens from which on they are taken in tiles of 64: fewer would leave most of a tile, or of the device, idle.
+const TILE_MIN_TOKENS: u32 = 128;
+
+/// Whether so few tokens are taken at a time that [`matmul_float`] may take a second matrix beside.
+pub fn takes_beside(tokens: u32) -> bool {
+    (1..TILE_MIN_TOKENS).contains(&tokens)
+}
 
 /// The dense product of float weights with f32 activations, whose rows are `x_stride` elements apart, for
-/// several tokens at a time.
+/// several tokens at a time. Where [`takes_beside`] says so, a second product of the same activations in the same launch.
 ///
 /// # Errors
 /// As [`matvec`](super::matvec); [`OpError::Type`] for quantised weights.
 #[expect(unsafe_code, reason = "a launch")]
-pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_stride: u32) -> Result<u64> {
+pub fn matmul_float<D: Device>(
+    device: &D,
+    op: &Matvec<'_>,
+    beside: Option<Product<'_>>,
+    x: Slice<'_, f32>,
+    x_stride: u32,
+) -> Result<u64> {
     let check = Check("matmul_float");
     if op.tokens == 0 {
         return Ok(0);
@@ -33,8 +45,21 @@ pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x
     check.aligned("x", x, 16)?;
     check.apart("y", op.y, x)?;
     let few = op.tokens < TILE_MIN_TOKENS;
+    if let Some(beside) = beside {
+        check.that("beside", few && beside.w.ty() == w.ty(), "is of another type, or there are too many tokens")?;
+        beside.check(check, device, op.tokens, w.cols())?;
+        check.apart("beside", beside.y, x)?;
+        check.apart("beside", beside.y, op.y)?;
+        check.apart("beside", beside.y, w.data())?;
+        check.apart("y", op.y, beside.w.data())?;
+        if let Some(bias) = op.bias {
+            check.apart("beside", beside.y, bias)?;
+        }
+    }
+    let beside_rows = beside.map_or(0, |beside| beside.w.rows());
     let launch = if few {
-        Launch::grid([w.rows().div_ceil(FEW_ROWS), op.tokens.div_ceil(FEW_TOKENS), 1], FEW_THREADS)
+        let rows = w.rows().div_ceil(FEW_ROWS) + beside_rows.div_ceil(FEW_ROWS);
+        Launch::grid([rows, op.tokens.div_ceil(FEW_TOKENS), 1], FEW_THREADS).shared(FEW_SHARED_BYTES)
     } else {
         let grid = [op.tokens.div_ceil(TOKENS), w.rows().div_ceil(ROWS), 1];
         Launch::grid(grid, THREADS).shared(SHARED_BYTES)
@@ -47,10 +72,16 @@ pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x
         x_stride,
         y_stride: op.y_stride,
         accumulate: u32::from(op.accumulate),
+        beside_rows,
+        beside_stride: beside.map_or(0, |beside| beside.y_stride),
     };
     let (_, bias) = op.optional();
     let launch = Launch { pdl: op.dependent && device.properties().capability >= (9, 0), ..launch };
     let args = (w.data().ptr(), x.ptr(), op.y.ptr_mut(), bias, params);
+    // What is not there is not read or written.
+    let beside_w = beside.map_or(std::ptr::null(), |beside| beside.w.data().ptr());
+    let beside_y = beside.map_or(std::ptr::null_mut(), |beside| beside.y.ptr_mut());
+    let few_args = (w.data().ptr(), beside_w, x.ptr(), op.y.ptr_mut(), beside_y, bias, params);
     macro_rules! launch {
         ($($ty:ident: $many:ident $few:ident),+) => {
             match (w.ty(), few) {
@@ -59,7 +90,7 @@ pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x
                     // operands; the grid covers rows and tokens, of which there are some.
                     (GgmlType::$ty, false) => unsafe { device.launch(kernels::$many, launch, args)? },
                     // SAFETY: as above.
-                    (GgmlType::$ty, true) => unsafe { device.launch(kernels::$few, launch, args)? },
+                    (GgmlType::$ty, true) => unsafe { device.launch(kernels::$few, launch, few_args)? },
                 )+
                 (ty, _) => return Err(OpError::Type { op: "matmul_float", ty }),
             }
@@ -67,5 +98,6 @@ pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x
     }
     launch!(F32: matmul_f32 matmul_f32_few, F16: matmul_f16 matmul_f16_few, Bf16: matmul_bf16 matmul_bf16_few);
     let (rows, cols, y_bytes) = (u64::from(w.rows()), u64::from(w.cols()), if op.accumulate { 8 } else { 4 });
-    Ok(rows * w.row_bytes() + x_rows * (4 * cols + y_bytes * rows))
+    let beside_rows = u64::from(beside_rows);
+    Ok((rows + beside_rows) * w.row_bytes() + x_rows * (4 * (cols + beside_rows) + y_bytes * rows))
 }

@@ -26,7 +26,8 @@ impl<D: Device> GpuBackend<D> {
 
     /// `out = w·x` for each pair of `out` and `w`, over the first `n` rows of the same activations `x`.
     ///
-    /// Of few rows, matrices of one quantised type go in one launch, and those in F32 with the first of them.
+    /// Of few rows, matrices of one quantised type go in one launch, and those in F32 with the first of them. Of some
+    /// more, float matrices go in pairs.
     pub(super) fn products<const N: usize>(
         &mut self,
         jobs: [(&mut Tensor<D>, &Matrix<D>); N],
@@ -53,8 +54,13 @@ impl<D: Device> GpuBackend<D> {
             let launched = ops::matvecs(&*self.device, &products, x.rows(n)?, q8, n, self.dependent());
             self.done(launched)?;
         }
-        for (out, w) in jobs.into_iter().flatten() {
-            self.dense(out, w, x, n, false)?;
+        let mut rest = jobs.into_iter().flatten().peekable();
+        while let Some((out, w)) = rest.next() {
+            let pairs = |(_, next): &(&mut Tensor<D>, &Matrix<D>)| self.pairs_floats(w, next, n).is_ok_and(|pairs| pairs);
+            match rest.next_if(pairs) {
+                Some(next) => self.float_pair([(out, w), next], x, n)?,
+                None => self.dense(out, w, x, n, false)?,
+            }
         }
         Ok(())
     }

@@ -184,7 +184,7 @@ impl<D: Device> Bench<'_, D> {
         let y = device.alloc::<f32>(tokens as usize * rows as usize)?;
         let mut moved = 0;
         let us = self.time_graph(&mut || {
-            moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), x.slice(), cols)?;
+            moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), None, x.slice(), cols)?;
             Ok(())
         })?;
         self.push_product(
