@@ -14,8 +14,7 @@ const NEWEST_VERSION: [(&str, Version); 5] =
     [("sm_80", (7, 4)), ("sm_89", (7, 8)), ("sm_90", (8, 0)), ("sm_90a", (8, 0)), ("sm_120", (8, 7))];
 
 /// Kernels whose weights stream through: each must load 16 bytes a lane at a time.
-const WIDE_LOADS: [&str; 7] =
-    ["matvec_", "matvecs_", "matmul_", "read_sweep", "rms_norm", "gate_up_", "expert_down_"];
+const WIDE_LOADS: [&str; 7] = ["matvec_", "matvecs_", "matmul_", "read_sweep", "rms_norm", "gate_up_", "expert_down_"];
 
 /// The modules, or nothing, said aloud, in a build without the kernel toolchain.
 fn modules() -> &'static [EmbeddedPtx] {

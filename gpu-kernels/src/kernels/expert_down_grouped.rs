@@ -188,9 +188,9 @@ entries! {
     Q5K [1 4]: expert_down_grouped_q5_k expert_down_grouped_q5_k_q8_0;
     Q6K [1 2]: expert_down_grouped_q6_k expert_down_grouped_q6_k_q8_0;
     Q4_0 [2 2]: expert_down_grouped_q4_0 expert_down_grouped_q4_0_q8_0;
-    Q4_1 [2 4]: expert_down_grouped_q4_1 expert_down_grouped_q4_1_q8_0;
+    Q4_1 [2 2]: expert_down_grouped_q4_1 expert_down_grouped_q4_1_q8_0;
     Q5_0 [1 2]: expert_down_grouped_q5_0 expert_down_grouped_q5_0_q8_0;
     Q5_1 [1 4]: expert_down_grouped_q5_1 expert_down_grouped_q5_1_q8_0;
-    Mxfp4 [2 4]: expert_down_grouped_mxfp4 expert_down_grouped_mxfp4_q8_0;
+    Mxfp4 [2 2]: expert_down_grouped_mxfp4 expert_down_grouped_mxfp4_q8_0;
 }
 entry!(Q8_0, Q8_0, expert_down_grouped_q8_0, [2 4], [2 4]);

@@ -36,7 +36,8 @@ pub unsafe fn moe_weighted_acc(
     // SAFETY: row, route and column are below their counts; this lane alone touches its element of `x`.
     unsafe {
         let before = ld(x.add(at));
-        let (weights, y) = (weights.add(row * n_used as usize), y.add(row * n_used as usize * cols as usize + i as usize));
+        let (weights, y) =
+            (weights.add(row * n_used as usize), y.add(row * n_used as usize * cols as usize + i as usize));
         let mut sum = 0.0;
         let mut first = 0;
         while first < n_used {

@@ -88,8 +88,7 @@ pub unsafe fn topk_groups(
     for i in 0..chosen.len() {
         let row = warp + i as u32 * WARPS;
         if row < rows {
-            let (id, weight) =
-                choose::<{ FEW as usize }>(logits.add(row as usize * n_expert as usize), bias, &p.topk);
+            let (id, weight) = choose::<{ FEW as usize }>(logits.add(row as usize * n_expert as usize), bias, &p.topk);
             if lane < n_used {
                 let to = (row * n_used + lane) as usize;
                 st(ids.add(to), id);

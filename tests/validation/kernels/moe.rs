@@ -1,8 +1,8 @@
 //! The router, and joining the experts.
 
 use host::backend::RouterRule;
-use host::gpu::ops::{self, SharedOut};
 use host::gpu::Device;
+use host::gpu::ops::{self, SharedOut};
 
 use super::{Output, Random, assert_close, assert_same_bits, input, on_devices, sigmoid, wide};
 

@@ -182,8 +182,11 @@ pub fn expert_down_grouped<D: Device>(
     );
     let product = |w: Matrix<'_>, n_matrix: u32, n_row: u32| {
         let rows = u64::from(w.rows());
-        u64::from(n_matrix) * rows * w.row_bytes() + u64::from(n_row) * 4 * rows + Q8::bytes(u64::from(n_row) * u64::from(w.cols()))
+        u64::from(n_matrix) * rows * w.row_bytes()
+            + u64::from(n_row) * 4 * rows
+            + Q8::bytes(u64::from(n_row) * u64::from(w.cols()))
     };
     // Each expert's weights once, at most as many experts as routes.
-    Ok(product(op.w, op.w.n_expert().min(routes), routes) + op.shared.map_or(0, |shared| product(shared.w, 1, op.tokens)))
+    Ok(product(op.w, op.w.n_expert().min(routes), routes)
+        + op.shared.map_or(0, |shared| product(shared.w, 1, op.tokens)))
 }

@@ -126,8 +126,7 @@ impl GateUpGrouped<'_> {
             reserved: 0,
         };
         let tiles = shared_tiles + self.groups.n_tiles(self.tokens * self.n_used, gate.n_expert());
-        let launch =
-            Launch::grid([params.rows.max(params.shared_rows) / ROWS, tiles, 1], THREADS).shared(SHARED_BYTES);
+        let launch = Launch::grid([params.rows.max(params.shared_rows) / ROWS, tiles, 1], THREADS).shared(SHARED_BYTES);
         (Launch { pdl: self.dependent && device.properties().capability >= (9, 0), ..launch }, params)
     }
 }

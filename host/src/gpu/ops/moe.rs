@@ -59,12 +59,7 @@ pub fn softmax_topk<D: Device>(
     let check = Check("softmax_topk");
     let rows = check_topk(check, device, logits, bias, ids, weights, n_expert, n_used)?;
     if rows > 0 {
-        let p = SoftmaxTopkParams {
-            rows,
-            n_expert,
-            n_used,
-            over_all: u32::from(rule == RouterRule::SoftmaxAll),
-        };
+        let p = SoftmaxTopkParams { rows, n_expert, n_used, over_all: u32::from(rule == RouterRule::SoftmaxAll) };
         let launch = Launch::linear(rows.div_ceil(ROWS_PER_BLOCK), softmax_topk::THREADS).dependent();
         let bias = bias.map_or(std::ptr::null(), Slice::ptr);
         // SAFETY: lengths were checked above; a warp a row; the kernel waits for the grid ahead before it reads.

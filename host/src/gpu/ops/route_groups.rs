@@ -2,8 +2,8 @@
 
 use cuda_std::U32x4;
 use cuda_std::launch::Launch;
-use gpu_kernels::kernels::{grouped, route_groups as kernels};
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
+use gpu_kernels::kernels::{grouped, route_groups as kernels};
 
 use super::{Check, Experts, Result};
 use crate::gpu::device::Device;

@@ -56,7 +56,8 @@ impl<D: Device> GpuBackend<D> {
         }
         let mut rest = jobs.into_iter().flatten().peekable();
         while let Some((out, w)) = rest.next() {
-            let pairs = |(_, next): &(&mut Tensor<D>, &Matrix<D>)| self.pairs_floats(w, next, n).is_ok_and(|pairs| pairs);
+            let pairs =
+                |(_, next): &(&mut Tensor<D>, &Matrix<D>)| self.pairs_floats(w, next, n).is_ok_and(|pairs| pairs);
             match rest.next_if(pairs) {
                 Some(next) => self.float_pair([(out, w), next], x, n)?,
                 None => self.dense(out, w, x, n, false)?,

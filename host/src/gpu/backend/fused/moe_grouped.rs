@@ -23,8 +23,9 @@ impl<D: Device> GpuBackend<D> {
         }
         let (gate, up) = (w.gate.view()?, w.up.view()?);
         let Some(shared) = &w.shared else {
-            return Ok(ops::takes_gate_up_grouped(&gate, &up, None)
-                && ops::takes_expert_down(w.down.view()?.ty(), None));
+            return Ok(
+                ops::takes_gate_up_grouped(&gate, &up, None) && ops::takes_expert_down(w.down.view()?.ty(), None)
+            );
         };
         let shared_up = (&shared.gate.view()?, &shared.up.view()?);
         Ok(ops::takes_gate_up_grouped(&gate, &up, Some(shared_up))
