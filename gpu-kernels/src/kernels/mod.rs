@@ -17,6 +17,7 @@ pub mod gated_act;
 pub mod kv_cache;
 pub mod matmul;
 pub mod matmul_float;
+pub mod matmul_split;
 pub mod matvec;
 pub mod matvecs;
 pub mod moe;

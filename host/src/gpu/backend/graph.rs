@@ -44,7 +44,8 @@ impl<D: Device> GpuBackend<D> {
         kind: u32,
         step: impl FnOnce(&mut Self) -> Result,
     ) -> Result {
-        if !self.options.graphs || self.marks.is_on() || batch.shape.rows > MAX_ROWS || !self.device.supports_graphs() {
+        self.large_step = batch.shape.rows > MAX_ROWS;
+        if !self.options.graphs || self.marks.is_on() || self.large_step || !self.device.supports_graphs() {
             return step(self);
         }
         let key = (batch.shape, kind, batch.address());

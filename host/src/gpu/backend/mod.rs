@@ -122,6 +122,8 @@ pub struct GpuBackend<D: Device> {
     marks: measure::Marks,
     /// Whether weights may still be under way to the device.
     loading: bool,
+    /// Whether the step has so many rows that its kernels fill the device.
+    large_step: bool,
     graphs: graph::Graphs<D>,
     /// Everything that was allocated for steps. A captured graph holds addresses; this keeps them valid
     /// as long as it can be replayed.
@@ -143,6 +145,7 @@ impl<D: Device> GpuBackend<D> {
             landing: None,
             marks: measure::Marks::default(),
             loading: true,
+            large_step: false,
             graphs: graph::Graphs::default(),
             kept: Vec::new(),
         }
@@ -180,9 +183,10 @@ impl<D: Device> GpuBackend<D> {
     }
 
     /// Whether a kernel may be launched while the one ahead of it still runs, and load its weights before that has
-    /// ended: not while weights may still be under way to the device.
+    /// ended: not while weights may still be under way to the device, nor in a large step, where blocks that wait take
+    /// room from those that work.
     fn dependent(&self) -> bool {
-        self.options.overlap && !self.loading
+        self.options.overlap && !self.loading && !self.large_step
     }
 
     /// Counts an operation's traffic.

@@ -12,7 +12,7 @@ use crate::backend::{
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, FloatProduct, Matvec, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on those with the same float weights are multiplied together.
@@ -42,7 +42,9 @@ impl<D: Device> GpuBackend<D> {
         } else {
             let (cols, x) = (x.cols(), x.rows(n_x_rows)?);
             if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_MIN_ROWS {
-                ops::matmul_float(&*self.device, &op, x, cols)
+                let fast = self.options.activations == Activations::Int8 && op.tokens >= GROUP_MIN_ROWS;
+                let form = if fast { FloatProduct::Split } else { FloatProduct::Exact };
+                ops::matmul_float(&*self.device, &op, x, cols, form)
             } else {
                 ops::matvec(&*self.device, &op, x, cols)
             }

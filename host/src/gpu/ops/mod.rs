@@ -52,7 +52,7 @@ pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_rout
 pub use heads::{Heads, attention_heads};
 pub use kv_cache::{KvSlice, MIN_SPAN_ROWS, Placement, kv_cache_write};
 pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
-pub use matmul_float::matmul_float;
+pub use matmul_float::{FloatProduct, matmul_float};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use matvecs::{Product, common_type, matvecs};

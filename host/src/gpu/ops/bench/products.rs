@@ -10,7 +10,7 @@ use super::{Bench, N_EXPERT, N_USED, Result, fill_random};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Buffer;
 use crate::gpu::ops::{
-    Experts, Matrix, Matvec, Q8, RouteGroups, Tiles, expert_tile, matmul_float, matmul_q8, matvec_q8, max_tiles,
+    Experts, FloatProduct, Matrix, Matvec, Q8, RouteGroups, Tiles, expert_tile, matmul_float, matmul_q8, matvec_q8, max_tiles,
     route_groups,
 };
 
@@ -72,7 +72,8 @@ impl<D: Device> Bench<'_, D> {
                 self.expert_tiles(GgmlType::Q5K, n_expert, shapes[1], tokens, false, tile)?;
             }
             let [rows, cols] = if small { [8, 64] } else { [256, 2048] };
-            self.float_tiles(rows, cols, tokens)?;
+            self.float_tiles(rows, cols, tokens, FloatProduct::Exact)?;
+            self.float_tiles(rows, cols, tokens, FloatProduct::Split)?;
         }
         Ok(())
     }
@@ -177,20 +178,20 @@ impl<D: Device> Bench<'_, D> {
         Ok(())
     }
 
-    fn float_tiles(&mut self, rows: u32, cols: u32, tokens: u32) -> Result<()> {
+    fn float_tiles(&mut self, rows: u32, cols: u32, tokens: u32, form: FloatProduct) -> Result<()> {
         let device = self.device;
         let w = Matrix::new(self.weights.slice(), GgmlType::F32, 1, rows, cols)?;
         let x = self.floats(tokens as usize * cols as usize)?;
         let y = device.alloc::<f32>(tokens as usize * rows as usize)?;
         let mut moved = 0;
         let us = self.time_graph(&mut || {
-            moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), x.slice(), cols)?;
+            moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), x.slice(), cols, form)?;
             Ok(())
         })?;
         self.push_product(
             "matmul_float",
             "F32",
-            format!("{tokens} x {rows} x {cols}"),
+            format!("{tokens} x {rows} x {cols}{}", if form == FloatProduct::Split { " split" } else { "" }),
             moved,
             us,
             [tokens, rows, cols],
