@@ -7,8 +7,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles,
-    select, unsigned_bytes,
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16,
+    low_nibbles, select, unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
 
@@ -73,6 +73,15 @@ impl Scales {
         [self.d * self.sc[half] as f32, self.dmin * self.mn[half] as f32]
     }
 
+    /// Scale and minimum of sub-block `group` of a row, as factors of bf16 products.
+    #[inline(always)]
+    pub(super) fn factors(head: U32x4, group: u32, live: bool) -> U32x4 {
+        let scales = Self::unpack(head, group % 8 / 2);
+        let second = group % 2 == 1;
+        let (sc, mn) = (select(second, scales.sc[1], scales.sc[0]), select(second, scales.mn[1], scales.mn[0]));
+        wide::affine(scales.d * sc as f32, -scales.dmin * mn as f32, live, 0)
+    }
+
     /// `d·sc·q − dmin·mn` for four bytes of sub-block `half` of the two.
     #[inline(always)]
     pub(super) fn dequantize(&self, word: u32, half: usize) -> [f32; 4] {
@@ -134,5 +143,26 @@ impl FormatTile for Q4K {
     #[inline(always)]
     fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
         Scales::unpack(raw.head, phase / 2).scale(run)
+    }
+}
+
+impl FormatWide for Q4K {
+    type Scales = U32x4;
+    type Factors = U32x4;
+
+    #[inline(always)]
+    unsafe fn scales(row: &Row, group: u32) -> U32x4 {
+        // SAFETY: the caller's promise; a block has eight groups.
+        unsafe { row.stream::<_, 1>(group / 8) }
+    }
+
+    #[inline(always)]
+    fn factors(head: &U32x4, group: u32, live: bool) -> U32x4 {
+        Scales::factors(*head, group, live)
+    }
+
+    #[inline(always)]
+    fn weights(word: u32, _extra: u32, _t: u32, _chunk: u32, run: usize, factors: &U32x4) -> [u32; 2] {
+        wide::with_min(wide::nibbles(word, run), factors)
     }
 }
