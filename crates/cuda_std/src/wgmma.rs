@@ -14,8 +14,8 @@
 //! writing nor reading them meets in a bank.
 //!
 //! # Order
-//! A product reads its registers and shared memory after it was issued. So [`fence`] comes before it, after the last
-//! write to A or D by another instruction; [`commit`] closes a group of products; and after [`wait`] (registers of A,
+//! A product reads its registers and shared memory after it was issued. So [`begin`] and [`fence`] come before the first,
+//! and [`fence`] after each write to A by another instruction; [`commit`] closes a group of products; and after [`wait`] (registers of A,
 //! shared memory) or [`finish`] (D) what they used may be touched again. Products read shared memory past the usual
 //! ways: a lane that has written there calls [`fence_shared`] before the barrier that announces it.
 //!
@@ -91,10 +91,11 @@ mod imp {
         // SAFETY: the caller's promise: the warp is here.
         unsafe { asm!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack)) }
     }
-    /// Without it the compiler could use `value` ahead of a wait, of which it does not know that it is about it.
+    /// Without it the compiler could set `value` behind a fence, or use it ahead of a wait, for it does not know that
+    /// they are about it.
     #[inline(always)]
-    pub(super) fn after_wait(value: &mut f32) {
-        // SAFETY: does nothing. Not `pure`, so it stays behind the wait.
+    pub(super) fn pin(value: &mut f32) {
+        // SAFETY: does nothing. Not `pure`, so it stays on its side of both.
         unsafe { asm!("/* {0} */", inout(reg32) *value, options(nostack)) }
     }
     #[inline(always)]
@@ -151,7 +152,7 @@ mod imp {
     pub(super) unsafe fn fence() {}
     pub(super) unsafe fn commit() {}
     pub(super) unsafe fn wait<const PENDING: u32>() {}
-    pub(super) fn after_wait(_: &mut f32) {}
+    pub(super) fn pin(_: &mut f32) {}
     pub(super) fn fence_shared() {
         lane::current().fence_shared_async();
     }
@@ -226,6 +227,14 @@ pub unsafe fn mma_bf16<const N: usize, const R: usize>(d: &mut [f32; R], a: [u32
     unsafe { imp::mma_bf16::<N, R>(d, a, b.0) }
 }
 
+/// The values that sums begin with, before the first product.
+#[inline(always)]
+pub fn begin<const R: usize>(d: &mut [f32; R]) {
+    for i in 0..R {
+        imp::pin(&mut d[i]);
+    }
+}
+
 /// Orders earlier writes to registers before the products that follow.
 ///
 /// # Safety
@@ -265,7 +274,7 @@ pub unsafe fn finish<const R: usize>(d: &mut [f32; R]) {
     // SAFETY: the caller's promise.
     unsafe { imp::wait::<0>() };
     for i in 0..R {
-        imp::after_wait(&mut d[i]);
+        imp::pin(&mut d[i]);
     }
 }
 

@@ -133,6 +133,8 @@ pub unsafe fn conformance_wgmma(a: *const u32, b: *const U32x4, c: *mut f32) {
     let from = wgmma::Descriptor::new(tile);
     let rest = wgmma::Descriptor::new(tile.add(112 * wgmma::COLUMN_BYTES));
     let row = thread / 32 * 16 + g;
+    wgmma::begin(&mut first);
+    wgmma::begin(&mut last);
     for k in 0..4 {
         let word = |row: u32, word: u32| ld(a.add((row * 32 + 8 * k + word) as usize));
         let a = [word(row, t), word(row + 8, t), word(row, t + 4), word(row + 8, t + 4)];

@@ -9,7 +9,7 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes, wide,
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
 

@@ -37,37 +37,93 @@ pub(super) unsafe fn wide<F: FormatWide, const N: u32, const R: usize, const G: 
         for step in 0..ahead {
             weights.copy::<N>(p, step, step);
         }
-        let mut scales = weights.scales::<G>(p, 0);
+        let scales = weights.scales::<G>(p, 0);
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
 
-        let (steps, columns) = (p.cols.div_ceil(F::STEP), part.n.next_multiple_of(16));
         let tokens = Tokens::new::<N>(&o, p, &part);
+        let columns = columns(part.n, N);
         for step in 0..ahead {
             tokens.copy::<F, N>(&o, p, &part, columns, step, step);
             cp_async::commit();
         }
         let mut sums = [0.0; R];
-        let (mut step, mut stage, mut free) = (0, 0, ahead);
-        while step < steps {
-            wait_copies(n_stages);
-            wgmma::fence_shared();
-            block::sync_threads(); // this stage is whole; all but the last product of the step before are done
-            if step + ahead < steps {
-                weights.copy::<N>(p, step + ahead, free);
-                tokens.copy::<F, N>(&o, p, &part, columns, step + ahead, free);
-            }
-            cp_async::commit();
-            weights.store_factors::<N, G>(p, step, &scales);
-            scales = weights.scales::<G>(p, step + 1);
-            warp::sync_warp(warp::FULL_MASK); // the warp's factors are whole
-            multiply::<F, N, R>(step, stage, columns, &mut sums);
-            step += 1;
-            stage = if stage + 1 == n_stages { 0 } else { stage + 1 };
-            free = if free + 1 == n_stages { 0 } else { free + 1 };
+        // The loop as often as there are numbers of columns: a branch at each product would keep it from running on.
+        macro_rules! of {
+            ($($n:literal)+) => {
+                match columns {
+                    $($n if const { self::columns($n, N) == $n } => {
+                        let lane = Lane { o: &o, p, part: &part, weights: &weights, tokens: &tokens };
+                        lane.steps::<N, R, G, $n>(scales, &mut sums);
+                    })+
+                    _ => {} // the tile has no more columns
+                }
+            };
         }
-        wgmma::finish(&mut sums);
+        of!(16 32 48 64 80 96 112 128);
         store::<N, R>(&o, p, &part, &sums);
+    }
+}
+
+/// Columns of the second factor for so many tokens, in a tile of `tile`: sixteens, of the larger tile few small ones.
+const fn columns(n: u32, tile: u32) -> u32 {
+    if n > tile {
+        0
+    } else if tile == 128 && n <= 64 {
+        n.next_multiple_of(32)
+    } else {
+        n.next_multiple_of(16)
+    }
+}
+
+/// What a lane needs for its steps.
+struct Lane<'a, F> {
+    o: &'a Operands,
+    p: &'a MatmulParams,
+    part: &'a Part,
+    weights: &'a Weights<F>,
+    tokens: &'a Tokens,
+}
+
+impl<F: FormatWide> Lane<'_, F> {
+    /// All steps, with `C` columns of the second factor. The first steps' copies are under way, and their first scales
+    /// are `scales`.
+    ///
+    /// # Safety
+    /// As [`wide`].
+    #[inline(always)]
+    unsafe fn steps<const N: u32, const R: usize, const G: usize, const C: usize>(
+        &self,
+        mut scales: [F::Scales; G],
+        sums: &mut [f32; R],
+    ) {
+        let Lane { o, p, part, weights, tokens } = *self;
+        let n_stages = const { Memory::<F, N>::N_STAGES };
+        let ahead = n_stages - 2;
+        let steps = p.cols.div_ceil(F::STEP);
+        let (mut step, mut stage, mut free) = (0, 0, ahead);
+        wgmma::begin(sums);
+        // SAFETY: as in `wide`.
+        unsafe {
+            while step < steps {
+                wait_copies(n_stages);
+                wgmma::fence_shared();
+                block::sync_threads(); // this stage is whole; all but the last product of the step before are done
+                if step + ahead < steps {
+                    weights.copy::<N>(p, step + ahead, free);
+                    tokens.copy::<F, N>(o, p, part, C as u32, step + ahead, free);
+                }
+                cp_async::commit();
+                weights.store_factors::<N, G>(p, step, &scales);
+                scales = weights.scales::<G>(p, step + 1);
+                warp::sync_warp(warp::FULL_MASK); // the warp's factors are whole
+                multiply::<F, N, R, C>(step, stage, sums);
+                step += 1;
+                stage = if stage + 1 == n_stages { 0 } else { stage + 1 };
+                free = if free + 1 == n_stages { 0 } else { free + 1 };
+            }
+            wgmma::finish(sums);
+        }
     }
 }
 
@@ -82,15 +138,14 @@ fn wait_copies(n_stages: u32) {
     }
 }
 
-/// Multiplies a stage with the first `columns` of its tokens. One product is still running when it returns.
+/// Multiplies a stage with the first `C` of its tokens. One product is still running when it returns.
 ///
 /// # Safety
 /// The stage and the warp's factors are whole, and visible to products; the whole warpgroup comes here.
 #[inline(always)]
-unsafe fn multiply<F: FormatWide, const N: u32, const R: usize>(
+unsafe fn multiply<F: FormatWide, const N: u32, const R: usize, const C: usize>(
     step: u32,
     stage: u32,
-    columns: u32,
     sums: &mut [f32; R],
 ) {
     for chunk in 0..const { chunks::<F>() } {
@@ -103,31 +158,13 @@ unsafe fn multiply<F: FormatWide, const N: u32, const R: usize>(
                 let a = words.weights::<F, N>(row_chunk, run as usize, start / F::GROUP_ELEMS);
                 let x = Memory::<F, N>::x(stage).add(start / COLUMN * Memory::<F, N>::X_PART);
                 wgmma::fence();
-                product(columns, sums, a, Descriptor::new(x).rows(start % COLUMN / RUN));
+                wgmma::mma_bf16::<C, R>(sums, a, Descriptor::new(x).rows(start % COLUMN / RUN));
                 wgmma::commit();
                 // The one before is done, so that its weights' registers are free.
                 wgmma::wait::<1>();
             }
         }
     }
-}
-
-/// `sums += a·b` for so many columns.
-///
-/// # Safety
-/// As [`wgmma::mma_bf16`].
-#[inline(always)]
-unsafe fn product<const R: usize>(columns: u32, sums: &mut [f32; R], a: [u32; 4], b: Descriptor) {
-    macro_rules! of {
-        ($($n:literal)+) => {
-            match columns {
-                $($n if R >= $n / 2 => wgmma::mma_bf16::<$n, R>(sums, a, b),)+
-                _ => {} // the tile has no more columns
-            }
-        };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { of!(16 32 48 64 80 96 112 128) }
 }
 
 /// Stores the tile.
