@@ -37,6 +37,7 @@ mod imp {
     approx!(log2, "lg2.approx.f32");
     approx!(rsqrt, "rsqrt.approx.f32");
     approx!(rcp, "rcp.approx.f32");
+    approx!(rcp_ftz, "rcp.approx.ftz.f32");
     approx!(tanh, "tanh.approx.f32");
 
     #[inline(always)]
@@ -108,6 +109,10 @@ mod imp {
     pub(super) fn rcp(x: f32) -> f32 {
         1.0 / x
     }
+    pub(super) fn rcp_ftz(x: f32) -> f32 {
+        let flush = |x: f32| if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x };
+        flush(1.0 / flush(x))
+    }
     pub(super) fn tanh(x: f32) -> f32 {
         x.tanh()
     }
@@ -143,6 +148,8 @@ functions! {
     rsqrt(x) = rsqrt;
     /// `1/x`, error 1 ulp.
     rcp(x) = rcp;
+    /// `1 / x` to about an ulp, where numbers too small to be normal count as 0: of an argument it is then infinite.
+    rcp_ftz(x) = rcp_ftz;
     /// `tanh x`, relative error 2^-11: for gates that are quantised anyway.
     tanh_approx(x) = tanh;
 }

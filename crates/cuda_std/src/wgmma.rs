@@ -96,7 +96,7 @@ mod imp {
     #[inline(always)]
     pub(super) fn pin(value: &mut f32) {
         // SAFETY: does nothing. Not `pure`, so it stays on its side of both.
-        unsafe { asm!("/* {0} */", inout(reg32) *value, options(nostack)) }
+        unsafe { asm!("/* {0} */", inout(reg32) * value, options(nostack)) }
     }
     #[inline(always)]
     pub(super) fn fence_shared() {

@@ -299,7 +299,8 @@ mod tests {
     #[test]
     fn a_fence_covers_the_lanes_earlier_writes() {
         let mut memory = written();
-        let not_fenced = |memory: &SharedMemory| matches!(memory.check_fenced::<u32>(BASE), Err(What::NotFenced { .. }));
+        let not_fenced =
+            |memory: &SharedMemory| matches!(memory.check_fenced::<u32>(BASE), Err(What::NotFenced { .. }));
         assert!(not_fenced(&memory));
         memory.fence(lane(1));
         assert!(not_fenced(&memory), "another lane's fence");

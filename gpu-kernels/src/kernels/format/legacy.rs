@@ -8,9 +8,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, unsigned_bytes, wide,
-};
+use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, unsigned_bytes, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ4_0`](crate::blocks::BlockQ4_0).
@@ -133,8 +131,10 @@ macro_rules! symmetric {
             }
 
             #[inline(always)]
-            fn factors(scales: &Scales, _group: u32, live: bool) -> U32x2 {
-                U32x2 { x: wide::scale(scales.d(), live), y: scales.qh }
+            fn factors<const L: usize, const G: usize>(scales: &[Scales; L], first: u32, end: u32) -> [U32x2; G] {
+                wide::each(scales, first, end, |scales, live| {
+                    U32x2 { x: wide::scale(scales.d(), live), y: scales.qh }
+                })
             }
 
             #[inline(always)]
@@ -183,8 +183,11 @@ macro_rules! affine {
             }
 
             #[inline(always)]
-            fn factors(scales: &Scales, _group: u32, live: bool) -> U32x4 {
-                wide::affine(scales.d(), scales.m(), live, scales.qh)
+            fn factors<const L: usize, const G: usize>(scales: &[Scales; L], first: u32, end: u32) -> [U32x4; G] {
+                wide::each(scales, first, end, |scales, live| {
+                    let (d, m) = if live { (scales.d(), scales.m()) } else { (0.0, 0.0) };
+                    wide::affine(d, m, scales.qh)
+                })
             }
 
             #[inline(always)]

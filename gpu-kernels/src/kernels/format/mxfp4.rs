@@ -135,8 +135,8 @@ impl FormatWide for Mxfp4 {
 
     /// 2¹²⁸, the scale of e = 255, becomes infinite.
     #[inline(always)]
-    fn factors(e: &u8, _group: u32, live: bool) -> u32 {
-        wide::scale(2.0 * half_scale(*e), live)
+    fn factors<const L: usize, const G: usize>(e: &[u8; L], first: u32, end: u32) -> [u32; G] {
+        wide::each(e, first, end, |e, live| wide::scale(2.0 * half_scale(*e), live))
     }
 
     #[inline(always)]

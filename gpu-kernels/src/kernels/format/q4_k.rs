@@ -73,13 +73,17 @@ impl Scales {
         [self.d * self.sc[half] as f32, self.dmin * self.mn[half] as f32]
     }
 
-    /// Scale and minimum of sub-block `group` of a row, as factors of bf16 products.
+    /// The factors of bf16 products of the four sub-blocks from `first` on, 0 or 4.
     #[inline(always)]
-    pub(super) fn factors(head: U32x4, group: u32, live: bool) -> U32x4 {
-        let scales = Self::unpack(head, group % 8 / 2);
-        let second = group % 2 == 1;
-        let (sc, mn) = (select(second, scales.sc[1], scales.sc[0]), select(second, scales.mn[1], scales.mn[0]));
-        wide::affine(scales.d * sc as f32, -scales.dmin * mn as f32, live, 0)
+    pub(super) fn factors<const G: usize>(head: U32x4, first: u32) -> [U32x4; G] {
+        const { assert!(G == 4) };
+        let low = first.is_multiple_of(8);
+        let (mask, upper) = (select(low, 0x3f3f_3f3f, 0x0f0f_0f0f), select(low, 0, 0x3030_3030));
+        let sc = select(low, head.y, head.w) & mask | head.y >> 2 & upper;
+        let mn = select(low, head.z, head.w >> 4) & mask | head.z >> 2 & upper;
+        let (d, dmin) = (convert::f16_to_f32(head.x as u16), convert::f16_to_f32((head.x >> 16) as u16));
+        let (sc, mn) = (unsigned_bytes(sc), unsigned_bytes(mn));
+        core::array::from_fn(|i| wide::affine(d * sc[i], -dmin * mn[i], 0))
     }
 
     /// `d·sc·q − dmin·mn` for four bytes of sub-block `half` of the two.
@@ -147,6 +151,7 @@ impl FormatTile for Q4K {
 }
 
 impl FormatWide for Q4K {
+    const SPAN: u32 = 4;
     type Scales = U32x4;
     type Factors = U32x4;
 
@@ -157,8 +162,8 @@ impl FormatWide for Q4K {
     }
 
     #[inline(always)]
-    fn factors(head: &U32x4, group: u32, live: bool) -> U32x4 {
-        Scales::factors(*head, group, live)
+    fn factors<const L: usize, const G: usize>(head: &[U32x4; L], first: u32, _end: u32) -> [U32x4; G] {
+        Scales::factors(head[0], first)
     }
 
     #[inline(always)]

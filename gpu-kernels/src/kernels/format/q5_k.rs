@@ -95,6 +95,7 @@ impl FormatTile for Q5K {
 
 impl FormatWide for Q5K {
     const EXTRA: u32 = 2;
+    const SPAN: u32 = 4;
     type Scales = U32x4;
     type Factors = U32x4;
 
@@ -110,8 +111,8 @@ impl FormatWide for Q5K {
     }
 
     #[inline(always)]
-    fn factors(head: &U32x4, group: u32, live: bool) -> U32x4 {
-        Scales::factors(*head, group, live)
+    fn factors<const L: usize, const G: usize>(head: &[U32x4; L], first: u32, _end: u32) -> [U32x4; G] {
+        Scales::factors(head[0], first)
     }
 
     #[inline(always)]

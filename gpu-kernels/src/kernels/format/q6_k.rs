@@ -9,7 +9,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes, wide,
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes,
+    wide,
 };
 use crate::blocks::GgmlType;
 
@@ -124,8 +125,10 @@ impl FormatWide for Q6K {
     }
 
     #[inline(always)]
-    fn factors((scale, d): &(u8, u16), _group: u32, live: bool) -> u32 {
-        wide::scale(convert::f16_to_f32(*d) * f32::from(scale.cast_signed()), live)
+    fn factors<const L: usize, const G: usize>(scales: &[(u8, u16); L], first: u32, end: u32) -> [u32; G] {
+        wide::each(scales, first, end, |(scale, d), live| {
+            wide::scale(convert::f16_to_f32(*d) * f32::from(scale.cast_signed()), live)
+        })
     }
 
     #[inline(always)]

@@ -71,8 +71,8 @@ impl FormatWide for Q8_0 {
     }
 
     #[inline(always)]
-    fn factors(d: &u16, _group: u32, live: bool) -> u32 {
-        wide::scale(convert::f16_to_f32(*d), live)
+    fn factors<const L: usize, const G: usize>(d: &[u16; L], first: u32, end: u32) -> [u32; G] {
+        wide::each(d, first, end, |d, live| wide::scale(convert::f16_to_f32(*d), live))
     }
 
     #[inline(always)]

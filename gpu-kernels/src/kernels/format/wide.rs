@@ -4,7 +4,7 @@
 //! bf16 `128 + q`. From that `(128 + q) − (128 + q₀)`, which is exact, and then `(q − q₀)·scale + add`, which is rounded
 //! once. For types without minimums `q₀` is their offset and `add` is 0. For the others it is the integer nearest to the
 //! value 0, so that `add`, what is left of the minimum, is at most half a scale and its rounding does not matter. The
-//! scale is rounded, too: a weight is off by two roundings, 2⁻⁸ of itself.
+//! scale is rounded, too: a weight is off by two roundings of 2⁻⁸ at most.
 //!
 //! Four weights that a lane takes together are columns `4t ..+4` of a run of 16. In the factors of the product they are
 //! rows `2t`, `2t + 1`, `2t + 8` and `2t + 9` of 16: which is which does not matter, as long as the activations are in
@@ -26,7 +26,9 @@ pub trait FormatWide: FormatTile {
     const STEP: u32 = 64;
     /// 16-byte units of plane 1 that a row has in a step, besides its chunks: 0 or 2, for even and odd chunks.
     const EXTRA: u32 = 0;
-    /// What a group's factors are made of.
+    /// Steps whose factors are made together, by two lanes a row.
+    const SPAN: u32 = 1;
+    /// What a group's factors are made of, or those of a span.
     type Scales: Copy;
     /// What turns the integers of a group into weights.
     type Factors: Pod;
@@ -43,8 +45,9 @@ pub trait FormatWide: FormatTile {
     /// The row has such a group.
     unsafe fn scales(row: &Row, group: u32) -> Self::Scales;
 
-    /// The factors of group `group` of a row; those of 0 where it is not live.
-    fn factors(scales: &Self::Scales, group: u32, live: bool) -> Self::Factors;
+    /// The factors that a lane makes: of groups `first`, `first + 2`, … of a row, each from its scales, those of 0 from
+    /// group `end` on; or, where a span has one set of scales, of `G` groups from `first` on.
+    fn factors<const L: usize, const G: usize>(scales: &[Self::Scales; L], first: u32, end: u32) -> [Self::Factors; G];
 
     /// Four weights of run `run` of chunk `chunk`, from their word of the chunk and of the unit that belongs to it:
     /// the first and third, the second and fourth. `t` is the word's number in the chunk.
@@ -74,13 +77,28 @@ pub(super) fn scale(x: f32, live: bool) -> u32 {
     super::select(live, twice(x), 0)
 }
 
+/// [`FormatWide::factors`] group by group.
+#[inline(always)]
+pub(super) fn each<S, F, const L: usize, const G: usize>(
+    scales: &[S; L],
+    first: u32,
+    end: u32,
+    factors: impl Fn(&S, bool) -> F,
+) -> [F; G] {
+    const { assert!(L == G) };
+    core::array::from_fn(|i| factors(&scales[i], first + 2 * (i as u32) < end))
+}
+
 /// `-(128 + q₀)`, scale and `add` for `v = scale·q + min`, each twice, and a word that goes with them.
 #[inline(always)]
-pub(super) fn affine(scale: f32, min: f32, live: bool, word: u32) -> U32x4 {
-    // Whatever q₀ is, the result is right; how well it is rounded is all that depends on it.
-    let zero = math::rint(math::max(math::min(-min * math::rcp(scale), 64.0), -64.0));
+pub(super) fn affine(scale: f32, min: f32, word: u32) -> U32x4 {
+    // An f32 near this one ends in its integer.
+    const MAGIC: f32 = 12_582_912.0;
+    // Whatever q₀ is, the result is right; how well it is rounded is all that depends on it. Where the scale is 0, the
+    // quotient is none, and q₀ is 64.
+    let zero = math::max(math::min(-min * math::rcp_ftz(scale), 64.0), -64.0) + MAGIC - MAGIC;
     let add = math::fma(zero, scale, min);
-    U32x4 { x: twice(-128.0 - zero), y: self::scale(scale, live), z: self::scale(add, live), w: word }
+    U32x4 { x: twice(-128.0 - zero), y: twice(scale), z: twice(add), w: word }
 }
 
 /// The bytes of a word, below 128, as bf16 that are 128 more: the first and third, the second and fourth.

@@ -67,13 +67,13 @@ struct Operands {
     to: Target,
 }
 
-/// The entry points of a type. In brackets: groups of weights that a lane brings in a step.
+/// The entry points of a type. In brackets: scales that a lane loads for a span, and groups that it makes factors of.
 macro_rules! entries {
-    ($($ty:ident[$groups:literal]: $w64:ident $w128:ident;)+) => {$(
-        entries!(@ $ty $w64 "64" [256 2] 64 32 $groups);
-        entries!(@ $ty $w128 "128" [512 1] 128 64 $groups);
+    ($($ty:ident[$loads:literal $groups:literal]: $w64:ident $w128:ident;)+) => {$(
+        entries!(@ $ty $w64 "64" [256 2] 64 32 $loads $groups);
+        entries!(@ $ty $w128 "128" [512 1] 128 64 $loads $groups);
     )+};
-    (@ $ty:ident $name:ident $tokens:literal [$threads:tt $blocks:tt] $n:literal $sums:literal $groups:literal) => {
+    (@ $ty:ident $name:ident $tokens:literal [$threads:tt $blocks:tt] $n:literal $sums:literal $loads:literal $groups:literal) => {
         #[doc = concat!("[`wide`](self) product with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights in tiles of ")]
         #[doc = concat!($tokens, " tokens.")]
         ///
@@ -90,19 +90,19 @@ macro_rules! entries {
             p: MatmulParams,
         ) {
             wgmma::require();
-            wide::<format::$ty, $n, $sums, $groups>(Operands { w, x, to: Target { y, bias, order, tiles } }, &p);
+            wide::<format::$ty, $n, $sums, $loads, $groups>(Operands { w, x, to: Target { y, bias, order, tiles } }, &p);
         }
     };
 }
 
 entries! {
-    Q4K[1]: matmul_q4_k_w64 matmul_q4_k_w128;
-    Q5K[1]: matmul_q5_k_w64 matmul_q5_k_w128;
-    Q6K[4]: matmul_q6_k_w64 matmul_q6_k_w128;
-    Q8_0[1]: matmul_q8_0_w64 matmul_q8_0_w128;
-    Q4_0[1]: matmul_q4_0_w64 matmul_q4_0_w128;
-    Q4_1[1]: matmul_q4_1_w64 matmul_q4_1_w128;
-    Q5_0[1]: matmul_q5_0_w64 matmul_q5_0_w128;
-    Q5_1[1]: matmul_q5_1_w64 matmul_q5_1_w128;
-    Mxfp4[1]: matmul_mxfp4_w64 matmul_mxfp4_w128;
+    Q4K[1 4]: matmul_q4_k_w64 matmul_q4_k_w128;
+    Q5K[1 4]: matmul_q5_k_w64 matmul_q5_k_w128;
+    Q6K[4 4]: matmul_q6_k_w64 matmul_q6_k_w128;
+    Q8_0[1 1]: matmul_q8_0_w64 matmul_q8_0_w128;
+    Q4_0[1 1]: matmul_q4_0_w64 matmul_q4_0_w128;
+    Q4_1[1 1]: matmul_q4_1_w64 matmul_q4_1_w128;
+    Q5_0[1 1]: matmul_q5_0_w64 matmul_q5_0_w128;
+    Q5_1[1 1]: matmul_q5_1_w64 matmul_q5_1_w128;
+    Mxfp4[1 1]: matmul_mxfp4_w64 matmul_mxfp4_w128;
 }

@@ -45,6 +45,16 @@ pub enum Tiles<'a> {
     Experts(RouteGroups<'a>),
 }
 
+impl Tiles<'_> {
+    /// Their size.
+    pub fn tile(self) -> Tile {
+        match self {
+            Tiles::Dense(tile) => tile,
+            Tiles::Experts(groups) => groups.tile,
+        }
+    }
+}
+
 /// A product's rows, cut into tiles.
 pub(super) struct Cut {
     pub(super) tile: Tile,
@@ -111,7 +121,8 @@ impl Cut {
     pub(super) fn bytes(&self, op: &Matvec<'_>) -> u64 {
         let (w, y_bytes) = (op.w, if op.accumulate { 8 } else { 4 });
         let matrices = if op.experts.is_some() { w.n_expert().min(self.routes) } else { 1 };
-        u64::from(matrices) * u64::from(w.rows()) * w.row_bytes() + u64::from(self.routes) * u64::from(w.rows()) * y_bytes
+        u64::from(matrices) * u64::from(w.rows()) * w.row_bytes()
+            + u64::from(self.routes) * u64::from(w.rows()) * y_bytes
     }
 }
 

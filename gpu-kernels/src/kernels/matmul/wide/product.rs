@@ -6,7 +6,7 @@ use cuda_std::{cp_async, pdl, prelude::*, wgmma};
 use super::super::MatmulParams;
 use super::super::output::Out;
 use super::super::tile::Part;
-use super::stage::{COLUMN, Memory, WARP_ROWS, chunks};
+use super::stage::{COLUMN, Memory, WARP_ROWS, chunks, groups};
 use super::tokens::Tokens;
 use super::weights::{Weights, Words};
 use super::{Operands, wide_tile};
@@ -16,12 +16,16 @@ use crate::params::WARP;
 /// Rows of the second factor that one product takes: a run of weights.
 const RUN: u32 = 16;
 
-/// One lane of a block, for tiles of `N` tokens: `R` sums, `G` groups of weights to bring in a step.
+/// One lane of a block, for tiles of `N` tokens: `R` sums, `L` scales to load for a span and `G` groups
+/// to make factors of.
 ///
 /// # Safety
 /// As [`matmul_q8_0_w64`](super::matmul_q8_0_w64), for the format and the tile.
 #[inline(always)]
-pub(super) unsafe fn wide<F: FormatWide, const N: u32, const R: usize, const G: usize>(o: Operands, p: &MatmulParams) {
+pub(super) unsafe fn wide<F: FormatWide, const N: u32, const R: usize, const L: usize, const G: usize>(
+    o: Operands,
+    p: &MatmulParams,
+) {
     const { assert!(R as u32 * 2 == N && F::RUN_ELEMS == RUN) };
     // SAFETY: the caller's promise, item by item: rows, chunks, tokens and columns are clamped or checked where they
     // are formed. A stage is copied to after the barrier that all warps reach when they are done with it, and read
@@ -37,7 +41,7 @@ pub(super) unsafe fn wide<F: FormatWide, const N: u32, const R: usize, const G: 
         for step in 0..ahead {
             weights.copy::<N>(p, step, step);
         }
-        let scales = weights.scales::<G>(p, 0);
+        let scales = weights.scales::<L>(p, 0);
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
 
@@ -54,7 +58,7 @@ pub(super) unsafe fn wide<F: FormatWide, const N: u32, const R: usize, const G: 
                 match columns {
                     $($n if const { self::columns($n, N) == $n } => {
                         let lane = Lane { o: &o, p, part: &part, weights: &weights, tokens: &tokens };
-                        lane.steps::<N, R, G, $n>(scales, &mut sums);
+                        lane.steps::<N, R, L, G, $n>(scales, &mut sums);
                     })+
                     _ => {} // the tile has no more columns
                 }
@@ -65,12 +69,13 @@ pub(super) unsafe fn wide<F: FormatWide, const N: u32, const R: usize, const G: 
     }
 }
 
-/// Columns of the second factor for so many tokens, in a tile of `tile`: sixteens, of the larger tile few small ones.
+/// Columns of the second factor for so many tokens, in a tile of `tile`. Each number there is has a loop of its own, so
+/// they are those that occur: few tokens for each expert, or as many as the tile is for.
 const fn columns(n: u32, tile: u32) -> u32 {
     if n > tile {
         0
-    } else if tile == 128 && n <= 64 {
-        n.next_multiple_of(32)
+    } else if n <= 64 && (tile == 128 || n > 32) {
+        64
     } else {
         n.next_multiple_of(16)
     }
@@ -92,9 +97,9 @@ impl<F: FormatWide> Lane<'_, F> {
     /// # Safety
     /// As [`wide`].
     #[inline(always)]
-    unsafe fn steps<const N: u32, const R: usize, const G: usize, const C: usize>(
+    unsafe fn steps<const N: u32, const R: usize, const L: usize, const G: usize, const C: usize>(
         &self,
-        mut scales: [F::Scales; G],
+        mut scales: [F::Scales; L],
         sums: &mut [f32; R],
     ) {
         let Lane { o, p, part, weights, tokens } = *self;
@@ -114,9 +119,11 @@ impl<F: FormatWide> Lane<'_, F> {
                     tokens.copy::<F, N>(o, p, part, C as u32, step + ahead, free);
                 }
                 cp_async::commit();
-                weights.store_factors::<N, G>(p, step, &scales);
-                scales = weights.scales::<G>(p, step + 1);
-                warp::sync_warp(warp::FULL_MASK); // the warp's factors are whole
+                if step.is_multiple_of(F::SPAN) {
+                    weights.store_factors::<N, L, G>(p, step, &scales);
+                    scales = weights.scales::<L>(p, step + F::SPAN);
+                    warp::sync_warp(warp::FULL_MASK); // the warp's factors are whole
+                }
                 multiply::<F, N, R, C>(step, stage, sums);
                 step += 1;
                 stage = if stage + 1 == n_stages { 0 } else { stage + 1 };
@@ -148,6 +155,7 @@ unsafe fn multiply<F: FormatWide, const N: u32, const R: usize, const C: usize>(
     stage: u32,
     sums: &mut [f32; R],
 ) {
+    let first_group = step % F::SPAN * const { groups::<F>() };
     for chunk in 0..const { chunks::<F>() } {
         // SAFETY: the caller's promise; the chunk's runs lie in the step.
         unsafe {
@@ -155,7 +163,7 @@ unsafe fn multiply<F: FormatWide, const N: u32, const R: usize, const C: usize>(
             for run in 0..F::RUNS {
                 let start = F::start(chunk) + run * F::RUN_DISTANCE;
                 let row_chunk = step * const { chunks::<F>() } + chunk;
-                let a = words.weights::<F, N>(row_chunk, run as usize, start / F::GROUP_ELEMS);
+                let a = words.weights::<F, N>(row_chunk, run as usize, first_group + start / F::GROUP_ELEMS);
                 let x = Memory::<F, N>::x(stage).add(start / COLUMN * Memory::<F, N>::X_PART);
                 wgmma::fence();
                 wgmma::mma_bf16::<C, R>(sums, a, Descriptor::new(x).rows(start % COLUMN / RUN));

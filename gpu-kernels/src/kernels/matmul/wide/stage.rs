@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
-use cuda_std::wgmma::COLUMN_BYTES;
+use cuda_std::wgmma::{ALIGN, COLUMN_BYTES};
 
 use super::super::Tile;
 use super::wide_tile;
@@ -27,6 +27,11 @@ pub(super) const fn groups<F: FormatWide>() -> u32 {
     F::STEP / F::GROUP_ELEMS
 }
 
+/// Groups of a row whose factors are made together.
+pub(super) const fn span_groups<F: FormatWide>() -> u32 {
+    F::SPAN * groups::<F>()
+}
+
 /// Bytes of a row's units. An odd number of units, so that those of eight rows lie in different banks.
 pub(super) const fn row_bytes<F: FormatWide>() -> u32 {
     UNIT * ((chunks::<F>() + F::EXTRA) | 1)
@@ -39,12 +44,14 @@ const fn x_bytes<F: FormatWide>(tile: Tile) -> u32 {
 
 /// Bytes of a stage.
 const fn stage_bytes<F: FormatWide>(tile: Tile) -> u32 {
-    x_bytes::<F>(tile) + tile.rows * row_bytes::<F>()
+    let bytes = x_bytes::<F>(tile) + tile.rows * row_bytes::<F>();
+    assert!(bytes.is_multiple_of(ALIGN));
+    bytes
 }
 
 /// Bytes of the factors, of which each warp has its own.
 const fn factor_bytes<F: FormatWide>(tile: Tile) -> u32 {
-    tile.rows * groups::<F>() * size_of::<F::Factors>() as u32
+    tile.rows * span_groups::<F>() * size_of::<F::Factors>() as u32
 }
 
 /// Stages: as many as there is room for, at most six; the smaller tile leaves half of it to a second block. At least
@@ -87,6 +94,6 @@ impl<F: FormatWide, const N: u32> Memory<F, N> {
     pub(super) fn factors() -> Shared<F::Factors> {
         let warp = thread::thread_idx_x() / WARP;
         let before = const { Self::N_STAGES * stage_bytes::<F>(Self::TILE) };
-        dynamic::<F::Factors>(before).add(warp * const { groups::<F>() * WARP_ROWS })
+        dynamic::<F::Factors>(before).add(warp * const { span_groups::<F>() * WARP_ROWS })
     }
 }

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use cuda_std::{cp_async, prelude::*};
 
 use super::super::MatmulParams;
-use super::stage::{Memory, UNIT, WARP_ROWS, chunks, groups, row_bytes};
+use super::stage::{Memory, UNIT, WARP_ROWS, chunks, groups, row_bytes, span_groups};
 use super::{Operands, wide_tile};
 use crate::kernels::format::{FormatWide, Row, wide};
 use crate::params::WARP;
@@ -56,42 +56,48 @@ impl<F: FormatWide> Weights<F> {
         }
     }
 
-    /// Group number `i` that the lane brings of a step, and whether the row has it.
+    /// Group number `i` of those whose scales or factors the lane takes of the span that begins with step `step`. Of
+    /// several, each lane has every second, where each has scales of its own, else one half.
     #[inline(always)]
-    fn group(&self, p: &MatmulParams, step: u32, i: usize) -> (u32, bool) {
-        let group = step * const { groups::<F>() } + self.first + 2 * i as u32;
-        (group, group * F::GROUP_ELEMS < p.cols)
+    fn group(&self, step: u32, i: usize) -> u32 {
+        let first = step * const { groups::<F>() };
+        first
+            + if F::SPAN == 1 {
+                self.first + 2 * i as u32
+            } else {
+                self.first * const { span_groups::<F>() / 2 } + i as u32
+            }
     }
 
-    /// Loads what a step's factors are made of; the row's last for those past its end.
+    /// Loads what a span's factors are made of; the row's last for what is past its end.
     ///
     /// # Safety
     /// The row has `p.cols` columns.
     #[inline(always)]
-    pub(super) unsafe fn scales<const G: usize>(&self, p: &MatmulParams, step: u32) -> [F::Scales; G] {
-        const { assert!(G as u32 * 2 == groups::<F>()) };
+    pub(super) unsafe fn scales<const L: usize>(&self, p: &MatmulParams, step: u32) -> [F::Scales; L] {
         let last = p.cols / F::GROUP_ELEMS - 1;
         // SAFETY: the caller's promise.
-        core::array::from_fn(|i| unsafe { F::scales(&self.row, self.group(p, step, i).0.min(last)) })
+        core::array::from_fn(|i| unsafe { F::scales(&self.row, self.group(step, i).min(last)) })
     }
 
-    /// Stores the factors of a step. Those past the row's end are 0, so that the weights are.
+    /// Stores the factors of a span. Those past the row's end are 0, so that the weights are.
     ///
     /// # Safety
     /// No other lane accesses them before the next barrier of the warp.
     #[inline(always)]
-    pub(super) unsafe fn store_factors<const N: u32, const G: usize>(
+    pub(super) unsafe fn store_factors<const N: u32, const L: usize, const G: usize>(
         &self,
         p: &MatmulParams,
         step: u32,
-        scales: &[F::Scales; G],
+        scales: &[F::Scales; L],
     ) {
+        const { assert!(G as u32 * 2 == span_groups::<F>() && L == if F::SPAN == 1 { G } else { 1 }) };
         let row = thread::thread_idx_x() % WARP / 2;
+        let factors: [F::Factors; G] = F::factors(scales, self.group(step, 0), p.cols / F::GROUP_ELEMS);
         for i in 0..G {
-            let (group, live) = self.group(p, step, i);
-            let factors = F::factors(&scales[i], group, live);
+            let group = self.group(0, i);
             // SAFETY: the caller's promise.
-            unsafe { Memory::<F, N>::factors().set((self.first + 2 * i as u32) * WARP_ROWS + row, factors) };
+            unsafe { Memory::<F, N>::factors().set(group * WARP_ROWS + row, factors[i]) };
         }
     }
 }
@@ -122,7 +128,7 @@ impl Words {
     /// Run `run` of the chunk, number `chunk` of the row, as the product's first factor.
     ///
     /// # Safety
-    /// The step's factors are whole; the run is of group `group` of the step.
+    /// The span's factors are whole; the run is of group `group` of it.
     #[inline(always)]
     pub(super) unsafe fn weights<F: FormatWide, const N: u32>(&self, chunk: u32, run: usize, group: u32) -> [u32; 4] {
         let lane = thread::thread_idx_x() % WARP;
