@@ -35,3 +35,4 @@ pub mod ssm_delta_chunk;
 pub mod ssm_delta_net;
 pub mod ssm_delta_step;
 pub mod ssm_gated_norm;
+pub mod to_bf16;

@@ -108,7 +108,7 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, shape: [u32; 3], form: Float
 }
 
 /// Routes with so many for each expert, mixed.
-fn mixed_ids(random: &mut Random, counts: &[u32]) -> Vec<u32> {
+pub(super) fn mixed_ids(random: &mut Random, counts: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = (0..).zip(counts).flat_map(|(e, n)| vec![e; *n as usize]).collect();
     random.permutation(ids.len() as u32).into_iter().map(|i| ids[i as usize]).collect()
 }

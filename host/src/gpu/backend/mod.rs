@@ -74,8 +74,11 @@ pub struct BackendOptions {
     pub graphs: bool,
     /// Let one kernel do what several operations ask for, where there is such a kernel.
     pub fuse: bool,
-    /// Let a product load its first weights while the kernel before it ends (sm_90 and later).
+    /// Let a product load its first weights while the kernel before it ends (sm_90a and later).
     pub overlap: bool,
+    /// Rows from which on a step's products by quantised weights take bf16 activations in place of int8, where the GPU
+    /// has products for these ([`Properties::wgmma`](super::device::Properties)).
+    pub wide_rows: u32,
     /// Bytes of each of the two pinned buffers that weights go through.
     pub staging_bytes: usize,
 }
@@ -88,6 +91,8 @@ impl Default for BackendOptions {
             graphs: true,
             fuse: true,
             overlap: true,
+            // With fewer, most of a tile would be empty.
+            wide_rows: 96,
             // A copy of 64 MiB takes 1.2 ms at 55 GB/s, a thousand times what it takes to start one.
             staging_bytes: 64 << 20,
         }
