@@ -16,6 +16,8 @@ use crate::layout::MAX_PLANES;
 
 /// The most routes of a tile.
 pub const TILE: u32 = 4;
+/// It as a size of tiles.
+pub const TILE_SIZE: super::matmul::Tile = super::matmul::Tile { tokens: TILE, rows: 0, step: 0, threads: THREADS };
 /// Lanes of a block. Small blocks, of which four fit on a multiprocessor: while one begins or ends, the others load.
 pub const THREADS: u32 = 128;
 /// Rows that a group of lanes computes together for one token or two.

@@ -3,7 +3,8 @@
 
 use cuda_std::U32x4;
 use gpu_kernels::blocks::GgmlType;
-use gpu_kernels::kernels::grouped::TILE;
+use gpu_kernels::kernels::grouped::{TILE, TILE_SIZE};
+use gpu_kernels::kernels::matmul::TILES;
 use gpu_kernels::params::Activations;
 use host::backend::{GatedAct, RouterRule};
 use host::gpu::ops::{
@@ -46,7 +47,7 @@ impl<D: Device> Grouped<D> {
     }
 
     fn groups(&self) -> RouteGroups<'_> {
-        RouteGroups { order: self.order.slice(), tiles: self.tiles.slice(), tile: TILE }
+        RouteGroups { order: self.order.slice(), tiles: self.tiles.slice(), tile: TILE_SIZE }
     }
 }
 
@@ -83,13 +84,13 @@ devices! {
                     (ids, weights, Output::<_, u32>::new(device, n), Output::<_, U32x4>::new(device, max_tiles(routes, n_expert) as usize))
                 };
                 let (ids, weights, order, tiles) = outputs();
-                let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE };
+                let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE_SIZE };
                 ops::topk_groups(device, logits.slice(), bias, ids.slice(), weights.slice(), n_expert, n_used, rule, groups)
                     .expect("topk_groups");
                 let (ids_1, weights_1, order_1, tiles_1) = outputs();
                 ops::softmax_topk(device, logits.slice(), bias, ids_1.slice(), weights_1.slice(), n_expert, n_used, rule)
                     .expect("softmax_topk");
-                let groups = RouteGroups { order: order_1.slice(), tiles: tiles_1.slice(), tile: TILE };
+                let groups = RouteGroups { order: order_1.slice(), tiles: tiles_1.slice(), tile: TILE_SIZE };
                 let experts = Experts { ids: ids_1.slice(), ids_stride: n_used, n_used, shared_x: true };
                 ops::route_groups(device, &experts, rows, n_expert, groups).expect("route_groups");
 
@@ -109,7 +110,7 @@ devices! {
         let (logits, ids) = (input(device, &[0.0f32; 65]), input(device, &[0u32; 65]));
         let (weights, order) = (input(device, &[0.0f32; 65]), input(device, &[0u32; 65]));
         let tiles = device.alloc::<U32x4>(17).expect("memory");
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE };
+        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE_SIZE };
         let rule = RouterRule::SoftmaxChosen;
         let refused = ops::topk_groups(device, logits.slice(), None, ids.slice(), weights.slice(), 1, 1, rule, groups);
         assert!(matches!(refused, Err(OpError::Operand { .. })));
@@ -302,7 +303,7 @@ devices! {
         assert_eq!(run(GateUpGrouped { tokens: 0, ..op }).expect("nothing to do"), 0);
         assert!(refused(GateUpGrouped { tokens: 3, ..op }), "no room");
         assert!(refused(GateUpGrouped { n_used: 0, ..op }), "no routes");
-        assert!(refused(GateUpGrouped { groups: RouteGroups { tile: 8, ..op.groups }, ..op }), "other tiles");
+        assert!(refused(GateUpGrouped { groups: RouteGroups { tile: TILES[0], ..op.groups }, ..op }), "other tiles");
         assert!(refused(GateUpGrouped { shared: Some(SharedGateUp { gate: one, up: one, h: h.view() }), ..op }), "overlap");
         let short = device.alloc_zeroed::<f32>(3).expect("memory");
         assert!(refused(GateUpGrouped { up_bias: Some(short.slice()), ..op }), "a short bias");
@@ -323,7 +324,7 @@ devices! {
         assert_eq!(run(ExpertDownGrouped { tokens: 0, ..op }).expect("nothing to do"), 0);
         assert!(refused(ExpertDownGrouped { tokens: 3, ..op }), "no room");
         assert!(refused(ExpertDownGrouped { bias: Some(short.slice()), ..op }), "a short bias");
-        assert!(refused(ExpertDownGrouped { groups: RouteGroups { tile: 8, ..op.groups }, ..op }), "other tiles");
+        assert!(refused(ExpertDownGrouped { groups: RouteGroups { tile: TILES[0], ..op.groups }, ..op }), "other tiles");
         let own = SharedDownGrouped { w: shared_down.matrix(), h: h.q8(), y: y.slice() };
         assert!(refused(ExpertDownGrouped { shared: Some(own), ..op }), "overlap");
         let wide = SharedDownGrouped { w: one, h: h.q8(), y: shared_y.slice() };

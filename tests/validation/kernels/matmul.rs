@@ -2,11 +2,12 @@
 
 use cuda_std::U32x4;
 use gpu_kernels::blocks::GgmlType;
+use gpu_kernels::kernels::grouped;
 use gpu_kernels::kernels::matmul::{TILES, Tile};
 use gpu_kernels::params::Activations;
 use host::gpu::ops::{
-    Experts, Matvec, OpError, Product, RouteGroups, Tiles, dense_tile, expert_tile, matmul_float, matmul_q8, matvec_q8,
-    max_tiles, route_groups, takes_beside, takes_q8,
+    Experts, FloatProduct, Matvec, OpError, Product, RouteGroups, Tiles, dense_tile, expert_tile, matmul_float,
+    matmul_q8, matvec_q8, max_tiles, route_groups, takes_beside, takes_q8,
 };
 use host::gpu::{Device, Emulated};
 
@@ -67,7 +68,8 @@ fn check_dense<D: Device>(device: &D, ty: GgmlType, tile: Tile, [tokens, rows, c
 }
 
 /// One product with float weights, as in [`check_dense`].
-fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 3], onto: bool) {
+fn check_float<D: Device>(device: &D, ty: GgmlType, shape: [u32; 3], form: FloatProduct, onto: bool) {
+    let [tokens, rows, cols] = shape;
     let mut random = Random::new(u64::from(tokens * 31 + rows * 7 + cols) + ty as u64);
     let file = random_blocks(&mut random, ty, (rows * cols) as usize);
     let values = dequantize(ty, &file);
@@ -81,11 +83,13 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
         let bias = onto.then(|| bias_device.slice());
         let op =
             Matvec { y_stride, accumulate: onto, bias, dependent: true, ..Matvec::new(w.matrix(), y.slice(), tokens) };
-        matmul_float(device, &op, None, x_device.slice(), x_stride).expect("a product");
+        matmul_float(device, &op, None, x_device.slice(), x_stride, form).expect("a product");
         y.read(device)
     };
     let got = run();
-    let what = format!("{ty} {tokens}x{rows}x{cols}");
+    let what = format!("{ty} {tokens}x{rows}x{cols} {form:?}");
+    // Both factors in two parts of bf16, without the product of the small ones.
+    let rounded = if form == FloatProduct::Split { 3.0 * 2f64.powi(-18) } else { 0.0 };
     assert_same_bits(&what, &got, &run());
     if takes_beside(tokens) {
         // The second matrix in one launch with another: neither notices.
@@ -95,11 +99,11 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
         let [y, other_y] = [0; 2].map(|_| Output::holding(device, &before));
         let op = Matvec { y_stride, ..Matvec::new(other.matrix(), other_y.slice(), tokens) };
         let beside = Product { w: w.matrix(), y: y.slice(), y_stride };
-        matmul_float(device, &op, Some(beside), x_device.slice(), x_stride).expect("two products");
+        matmul_float(device, &op, Some(beside), x_device.slice(), x_stride, FloatProduct::Exact).expect("two products");
         let alone = [(w.matrix(), y), (other.matrix(), other_y)].map(|(w, together)| {
             let y = Output::<_, f32>::holding(device, &before);
             let op = Matvec { y_stride, ..Matvec::new(w, y.slice(), tokens) };
-            matmul_float(device, &op, None, x_device.slice(), x_stride).expect("a product");
+            matmul_float(device, &op, None, x_device.slice(), x_stride, FloatProduct::Exact).expect("a product");
             (y.read(device), together.read(device))
         });
         alone.iter().for_each(|(alone, together)| assert_same_bits(&what, alone, together));
@@ -113,7 +117,7 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
             let more = if onto { f64::from(before[r]) + f64::from(bias[r]) } else { 0.0 };
             wanted.push(sum + more);
             // One sum along the columns, and two additions.
-            bounds.push(f64::from(cols + 2) * 2f64.powi(-24) * (size + 2.0));
+            bounds.push(f64::from(cols + 2) * 2f64.powi(-24) * (size + 2.0) + rounded * size);
         }
         wanted.extend(before[rows as usize..].iter().map(|x| f64::from(*x)));
         bounds.extend([0.0; 3]);
@@ -122,7 +126,7 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
 }
 
 /// Routes with so many for each expert, mixed.
-fn mixed_ids(random: &mut Random, counts: &[u32]) -> Vec<u32> {
+pub(super) fn mixed_ids(random: &mut Random, counts: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = (0..).zip(counts).flat_map(|(e, n)| vec![e; *n as usize]).collect();
     random.permutation(ids.len() as u32).into_iter().map(|i| ids[i as usize]).collect()
 }
@@ -143,7 +147,7 @@ fn check_experts<D: Device>(device: &D, ty: GgmlType, tile: Tile, counts: &[u32]
     let (ids_device, bias_device) = (input(device, &ids), input(device, &bias));
     let order = device.alloc::<u32>(routes as usize).expect("memory");
     let tiles = device.alloc::<U32x4>(max_tiles(routes, n_expert) as usize).expect("memory");
-    let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: tile.tokens };
+    let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile };
     let experts = Experts { ids: ids_device.slice(), ids_stride: n_used, n_used, shared_x };
     route_groups(device, &experts, tokens, n_expert, groups).expect("route_groups");
     let y = Output::holding(device, &before);
@@ -214,10 +218,15 @@ devices! {
         for (i, ty) in [GgmlType::F32, GgmlType::F16, GgmlType::Bf16].into_iter().enumerate() {
             let shapes = [[63, 33, 40], [129, 31, 64], [1, 1, 8], [130, 70, 136], [9, 7, 1032], [127, 9, 40]];
             for (j, shape) in shapes.into_iter().enumerate() {
-                check_float(device, ty, shape, (i + j) % 2 == 0);
+                for form in [FloatProduct::Exact, FloatProduct::Split] {
+                    check_float(device, ty, shape, form, (i + j) % 2 == 0);
+                }
             }
         }
-        check_float(device, GgmlType::F32, [7, 3, 2052], true);
+        for form in [FloatProduct::Exact, FloatProduct::Split] {
+            check_float(device, GgmlType::F32, [7, 3, 2052], form, true);
+            check_float(device, GgmlType::F32, [48, 40, 516], form, false);
+        }
     }
 
     fn matmul_refuses_bad_shapes(device) {
@@ -241,7 +250,7 @@ devices! {
         let mut other = TILES[0];
         other.rows = 16;
         assert!(refused(&op, Tiles::Dense(other)), "a tile that is none");
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILES[0].tokens };
+        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILES[0] };
         assert!(refused(&op, Tiles::Experts(groups)), "tiles of experts for a dense product");
         let experts = Some(Experts { ids: ids.slice(), ids_stride: 1, n_used: 1, shared_x: true });
         let routed = Matvec { w: stack.matrix(), y_stride: 2, experts, ..op };
@@ -251,7 +260,7 @@ devices! {
         assert!(refused(&routed, Tiles::Experts(short)), "too few tiles");
         let short = RouteGroups { order: order.part(..1).expect("inside"), ..groups };
         assert!(refused(&routed, Tiles::Experts(short)), "too short an order");
-        let other = RouteGroups { tile: 9, ..groups };
+        let other = RouteGroups { tile: grouped::TILE_SIZE, ..groups };
         assert!(refused(&routed, Tiles::Experts(other)), "tiles of no kernel");
         assert_eq!(matmul_q8(device, &Matvec { tokens: 0, ..op }, x.q8(), dense).expect("nothing to do"), 0);
         let float = Matvec { w: floats.matrix(), ..op };
@@ -259,13 +268,14 @@ devices! {
 
         let values = input(device, &[0.0f32; 128]);
         let refused = |op: &Matvec<'_>, stride| {
-            matches!(matmul_float(device, op, None, values.slice(), stride), Err(OpError::Operand { .. }))
+            matches!(matmul_float(device, op, None, values.slice(), stride, FloatProduct::Split), Err(OpError::Operand { .. }))
         };
         assert!(!refused(&float, 64), "the shape that the others are changed from");
         assert!(refused(&float, 60) && refused(&float, 66) && refused(&float, 68), "rows of x overlap, lie askew, end");
         assert!(refused(&Matvec { y_stride: 3, ..float }, 64), "rows of y overlap");
         assert!(refused(&routed, 64), "no tiles of experts");
-        assert!(matches!(matmul_float(device, &op, None, values.slice(), 64), Err(OpError::Type { .. })), "no such kernel");
+        let quantised = matmul_float(device, &op, None, values.slice(), 64, FloatProduct::Exact);
+        assert!(matches!(quantised, Err(OpError::Type { .. })), "no such kernel");
     }
 }
 

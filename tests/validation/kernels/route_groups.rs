@@ -17,7 +17,7 @@ fn check<D: Device>(device: &D, ids: &[u32], n_used: u32, n_expert: u32) {
     let routes = ids.len() as u32;
     let experts = input(device, ids);
     let experts = Experts { ids: experts.slice(), ids_stride: n_used, n_used, shared_x: true };
-    for tile in TILES.map(|tile| tile.tokens).into_iter().chain([grouped::TILE]) {
+    for tile in TILES.into_iter().chain([grouped::TILE_SIZE]) {
         let order = Output::<D, u32>::new(device, ids.len());
         let tiles = Output::<D, U32x4>::new(device, max_tiles(routes, n_expert) as usize);
         let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile };
@@ -68,7 +68,7 @@ devices! {
         let (ids, order) = (input(device, &[0u32; 16]), input(device, &[0u32; 16]));
         let tiles = device.alloc::<U32x4>(10).expect("memory"); // 16 routes in fours, and six experts
         let experts = Experts { ids: ids.slice(), ids_stride: 2, n_used: 2, shared_x: true };
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: grouped::TILE };
+        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: grouped::TILE_SIZE };
         route_groups(device, &experts, 8, 6, groups).expect("the shape that the others are changed from");
         let refused = |experts: &Experts<'_>, tokens, n_expert, groups| {
             matches!(route_groups(device, experts, tokens, n_expert, groups), Err(OpError::Operand { .. }))

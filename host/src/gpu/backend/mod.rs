@@ -77,8 +77,11 @@ pub struct BackendOptions {
     /// Routes that fall on an expert on average, up to which its weights are multiplied with one after the other: of more
     /// the tiles of the tensor cores are worth their detour. Only with `fuse`.
     pub routes_per_expert: u32,
-    /// Let a product load its first weights while the kernel before it ends (sm_90 and later).
+    /// Let a product load its first weights while the kernel before it ends (sm_90a and later).
     pub overlap: bool,
+    /// Rows from which on a step's products by quantised weights take bf16 activations in place of int8, where the GPU
+    /// has products for these ([`Properties::wgmma`](super::device::Properties)).
+    pub wide_rows: u32,
     /// Bytes of each of the two pinned buffers that weights go through.
     pub staging_bytes: usize,
 }
@@ -93,6 +96,8 @@ impl Default for BackendOptions {
             // 64 tokens of 8 among 256: those experts that have any have 2.3.
             routes_per_expert: 2,
             overlap: true,
+            // With fewer, most of a tile would be empty.
+            wide_rows: 96,
             // A copy of 64 MiB takes 1.2 ms at 55 GB/s, a thousand times what it takes to start one.
             staging_bytes: 64 << 20,
         }
@@ -127,6 +132,8 @@ pub struct GpuBackend<D: Device> {
     marks: measure::Marks,
     /// Whether weights may still be under way to the device.
     loading: bool,
+    /// Whether the step has so many rows that its kernels fill the device.
+    large_step: bool,
     graphs: graph::Graphs<D>,
     /// Everything that was allocated for steps. A captured graph holds addresses; this keeps them valid
     /// as long as it can be replayed.
@@ -148,6 +155,7 @@ impl<D: Device> GpuBackend<D> {
             landing: None,
             marks: measure::Marks::default(),
             loading: true,
+            large_step: false,
             graphs: graph::Graphs::default(),
             kept: Vec::new(),
         }
@@ -185,9 +193,10 @@ impl<D: Device> GpuBackend<D> {
     }
 
     /// Whether a kernel may be launched while the one ahead of it still runs, and load its weights before that has
-    /// ended: not while weights may still be under way to the device.
+    /// ended: not while weights may still be under way to the device, nor in a large step, where blocks that wait take
+    /// room from those that work.
     fn dependent(&self) -> bool {
-        self.options.overlap && !self.loading
+        self.options.overlap && !self.loading && !self.large_step
     }
 
     /// Counts an operation's traffic.

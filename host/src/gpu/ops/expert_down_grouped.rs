@@ -3,7 +3,7 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::expert_down_grouped::{self as kernels, ExpertDownGroupedParams, ROWS};
-use gpu_kernels::kernels::grouped::{THREADS, TILE};
+use gpu_kernels::kernels::grouped::{THREADS, TILE, TILE_SIZE};
 use gpu_kernels::params::MatvecShape;
 
 use super::{Check, Matrix, OpError, Q8, Result, RouteGroups, takes_expert_down, takes_q8};
@@ -47,7 +47,7 @@ impl ExpertDownGrouped<'_> {
         let Some(routes) = self.tokens.checked_mul(self.n_used).filter(|routes| *routes > 0) else {
             return check.fail("tokens", format!("{tokens} of {} routes", self.n_used));
         };
-        check.that("tiles", self.groups.tile == TILE, "are not those of the kernel")?;
+        check.that("tiles", self.groups.tile == TILE_SIZE, "are not those of the kernel")?;
         self.groups.check(check, device, routes, w.n_expert())?;
         check.that("h", h.cols == w.cols(), "columns differ from the weights'")?;
         h.check(check, device, u64::from(routes))?;

@@ -4,7 +4,7 @@ use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::gate_up::ROWS;
 use gpu_kernels::kernels::gate_up_grouped::{self as kernels, GateUpGroupedParams, SHARED_BYTES};
-use gpu_kernels::kernels::grouped::{THREADS, TILE};
+use gpu_kernels::kernels::grouped::{THREADS, TILE, TILE_SIZE};
 use gpu_kernels::params::MatvecShape;
 
 use super::{Check, Matrix, OpError, Q8, Result, RouteGroups, takes_gate_up};
@@ -62,7 +62,7 @@ impl GateUpGrouped<'_> {
         let Some(routes) = self.tokens.checked_mul(self.n_used).filter(|routes| *routes > 0) else {
             return check.fail("tokens", format!("{tokens} of {} routes", self.n_used));
         };
-        check.that("tiles", self.groups.tile == TILE, "are not those of the kernel")?;
+        check.that("tiles", self.groups.tile == TILE_SIZE, "are not those of the kernel")?;
         self.groups.check(check, device, routes, gate.n_expert())?;
         check.that("x", x.cols == gate.cols(), "columns differ from the weights'")?;
         x.check(check, device, tokens)?;

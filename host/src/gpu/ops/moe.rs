@@ -112,7 +112,7 @@ pub fn topk_groups<D: Device>(
     let over_all = u32::from(rule == RouterRule::SoftmaxAll);
     let p = TopkGroupsParams {
         topk: SoftmaxTopkParams { rows, n_expert, n_used, over_all },
-        tile: out.tile,
+        tile: out.tile.tokens,
         n_tiles: out.n_tiles(rows * n_used, n_expert),
     };
     let launch = Launch::linear(1, topk_groups::THREADS).shared(topk_groups::SHARED_BYTES).dependent();

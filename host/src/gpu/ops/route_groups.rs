@@ -2,6 +2,8 @@
 
 use cuda_std::U32x4;
 use cuda_std::launch::Launch;
+use gpu_kernels::kernels::matmul::wide::WIDE_TILES;
+use gpu_kernels::kernels::matmul::{TILES, Tile};
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 use gpu_kernels::kernels::{grouped, route_groups as kernels};
 
@@ -17,18 +19,19 @@ pub struct RouteGroups<'a> {
     /// `(expert, first of order, how many, 0)`, [`max_tiles`] of them.
     pub tiles: Slice<'a, U32x4>,
     /// The most routes of a tile.
-    pub tile: u32,
+    pub tile: Tile,
 }
 
 impl RouteGroups<'_> {
     /// Blocks of a product along the tiles.
     pub(super) fn n_tiles(&self, routes: u32, n_expert: u32) -> u32 {
-        kernels::n_tiles(routes, n_expert, self.tile)
+        kernels::n_tiles(routes, n_expert, self.tile.tokens)
     }
 
     /// Checks that there is room for so many routes.
     pub(super) fn check<D: Device>(&self, check: Check, device: &D, routes: u32, n_expert: u32) -> Result<()> {
-        check.that("tiles", self.tile > 0, "of no routes")?;
+        let there = TILES.contains(&self.tile) || WIDE_TILES.contains(&self.tile) || self.tile == grouped::TILE_SIZE;
+        check.that("tiles", there, "for a tile that no kernel has")?;
         check.rows("order", self.order, 1, u64::from(routes), u64::from(routes))?;
         let n_tiles = u64::from(self.n_tiles(routes, n_expert));
         check.rows("tiles", self.tiles, 1, n_tiles, n_tiles)?;
@@ -76,7 +79,7 @@ pub fn route_groups<D: Device>(
     check.apart("order", out.order, experts.ids)?;
     check.apart("tiles", out.tiles, experts.ids)?;
     check.apart("tiles", out.tiles, out.order)?;
-    let params = kernels::RouteGroupsParams { routes, tile: out.tile };
+    let params = kernels::RouteGroupsParams { routes, tile: out.tile.tokens };
     let launch = Launch::linear(n_expert, kernels::THREADS).shared(kernels::SHARED_BYTES);
     let args = (experts.ids.ptr(), out.order.ptr_mut(), out.tiles.ptr_mut(), params);
     // SAFETY: extents, alignment and overlap were checked above; there is a block and a counter for each expert.

@@ -1,6 +1,6 @@
 //! Mixtures of experts for batches of decoding: some tokens, of which few meet at an expert.
 
-use gpu_kernels::kernels::grouped::TILE;
+use gpu_kernels::kernels::grouped::TILE_SIZE;
 
 use crate::backend::{Backend, Result};
 use crate::gpu::backend::{Activations, Batch, GpuBackend};
@@ -67,7 +67,7 @@ impl<D: Device> GpuBackend<D> {
         let (n_routes, n_expert, n_used) = (s.routes.n_routes(n)?, s.router.cols(), s.routes.n_used);
         // The operations one by one would read other tiles.
         s.routes.set_tile(None);
-        let groups = s.routes.grouped(n_routes, n_expert, TILE)?;
+        let groups = s.routes.grouped(n_routes, n_expert, TILE_SIZE)?;
         let (ids, weights) = (s.routes.ids(n_routes)?, s.routes.weights(n_routes)?);
         let bias = w.router_bias.as_ref().map(|bias| bias.data.slice());
         let logits = s.router.rows(n)?;
@@ -78,7 +78,7 @@ impl<D: Device> GpuBackend<D> {
     /// The experts' hidden activations, and the shared one's, in int8.
     fn grouped_gate_up(&mut self, w: &Moe<Self>, s: &mut Scratch<Self>, n: u32) -> Result {
         let n_routes = s.routes.n_routes(n)?;
-        let groups = s.routes.grouped(n_routes, s.router.cols(), TILE)?;
+        let groups = s.routes.grouped(n_routes, s.router.cols(), TILE_SIZE)?;
         let x = self.quantised(&s.norm, n)?;
         let h = self.quantised_mut(&mut s.expert_act, n_routes)?;
         let shared = match &w.shared {
@@ -107,7 +107,7 @@ impl<D: Device> GpuBackend<D> {
     /// The experts' outputs, and the shared one's.
     fn grouped_down(&mut self, w: &Moe<Self>, s: &mut Scratch<Self>, n: u32) -> Result {
         let n_routes = s.routes.n_routes(n)?;
-        let groups = s.routes.grouped(n_routes, s.router.cols(), TILE)?;
+        let groups = s.routes.grouped(n_routes, s.router.cols(), TILE_SIZE)?;
         let h = self.quantised(&s.expert_act, n_routes)?;
         let shared = match &w.shared {
             Some(shared) => {

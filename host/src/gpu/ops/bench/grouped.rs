@@ -2,7 +2,7 @@
 
 use cuda_std::U32x4;
 use gpu_kernels::blocks::GgmlType;
-use gpu_kernels::kernels::grouped::TILE;
+use gpu_kernels::kernels::grouped::TILE_SIZE;
 
 use super::ffn::{Shape, Weights};
 use super::{Bench, Result};
@@ -48,7 +48,7 @@ impl<D: Device> Bench<'_, D> {
         let weights = device.alloc_zeroed::<f32>(routes as usize)?;
         let order = device.alloc_zeroed::<u32>(routes as usize)?;
         let tiles = device.alloc::<U32x4>(max_tiles(routes, n_expert) as usize)?;
-        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE };
+        let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE_SIZE };
         let shape = format!("{tokens} x {n_used} of {n_expert}");
         self.chain("topk_groups", &shape, |device| {
             let (logits, rule) = (logits.slice(), RouterRule::SoftmaxChosen);
