@@ -87,14 +87,14 @@ struct Pointers {
 }
 
 /// Where quantised results go.
-struct Q8Mut {
-    qs: *mut i8,
-    d: *mut f32,
-    s: *mut f32,
+pub(super) struct Q8Mut {
+    pub(super) qs: *mut i8,
+    pub(super) d: *mut f32,
+    pub(super) s: *mut f32,
 }
 
 #[inline(always)]
-fn activate(oai: u32, gate: f32, up: f32) -> f32 {
+pub(super) fn activate(oai: u32, gate: f32, up: f32) -> f32 {
     if oai != 0 { swiglu_oai_value(gate, up) } else { swiglu_value(gate, up) }
 }
 

@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod attention_fresh;
 mod bench;
 mod elementwise;
 mod embedding;
@@ -17,6 +18,7 @@ mod matmul;
 mod matvec;
 mod matvecs;
 mod moe;
+mod norm_matvecs;
 mod quantize_q8;
 mod random;
 mod repack;

@@ -12,7 +12,7 @@ use crate::backend::{
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, Matvec, Queries, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on those with the same float weights are multiplied together.
@@ -265,6 +265,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let sinks = sinks.map(|sinks| sinks.data.slice());
+        let q = Queries::Ready(q.rows(batch.shape.rows)?);
         self.attend(out, q, None, cache, layer, shape, sinks, batch)
     }
 

@@ -115,6 +115,14 @@ impl<D: Device> GpuBackend<D> {
         Ok(q8)
     }
 
+    /// The first `n` rows and their int8 form, for a kernel that writes both.
+    pub(super) fn both_forms<'t>(&mut self, out: &'t mut Tensor<D>, n: u32) -> Result<(Slice<'t, f32>, Q8<'t>)> {
+        self.int8_form(out)?;
+        out.n_quantised.set(n);
+        let out = &*out;
+        Ok((out.rows(n)?, self.int8_form(out)?))
+    }
+
     /// Where the int8 form lies.
     fn int8_form<'t>(&mut self, x: &'t Tensor<D>) -> Result<Q8<'t>> {
         if x.q8.get().is_none() {

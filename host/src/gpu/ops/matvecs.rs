@@ -23,7 +23,7 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    fn is_plain(&self) -> bool {
+    pub(super) fn is_plain(&self) -> bool {
         self.w.ty() == GgmlType::F32
     }
 
@@ -41,7 +41,7 @@ impl Product<'_> {
         self.w.rows().div_ceil(self.shape(tokens).rows_per_block(self.w.ty(), self.w.chunks()))
     }
 
-    fn check<D: Device>(&self, check: Check, device: &D, tokens: u32, cols: u32) -> Result<()> {
+    pub(super) fn check<D: Device>(&self, check: Check, device: &D, tokens: u32, cols: u32) -> Result<()> {
         let w = self.w;
         device.check_owner(w.data())?;
         device.check_owner(self.y)?;
