@@ -168,6 +168,50 @@ fn tiles_agree_with_single_rows<D: Device>(device: &Arc<D>) {
     }
 }
 
+/// Rows by the products of warpgroups, whose activations are bf16, and rows one by one, whose are int8: both are near
+/// what the model gives in f32, the former nearer. Where an expert's choice falls differently, a position may be off by
+/// what that expert contributes.
+fn wide_products_are_golden<D: Device>(device: &Arc<D>) {
+    if !device.properties().wgmma {
+        println!("skipped: {} has no wgmma", device.properties().name);
+        return;
+    }
+    for case in tiny_cases() {
+        let n = case.tokens.len().min(40);
+        let limits = Limits { n_pages: case.n_pages(), n_slots: 1, n_batch: n as u32, n_outputs: n as u32 };
+        let run = |wide_rows: u32| {
+            let options = BackendOptions { wide_rows, ..options(Activations::Int8) };
+            let mut session = session(device, options, &case.model, limits);
+            let n_vocab = session.config().n_vocab;
+            let span = Span { slot: 0, start: 0, rows: n as u32, pages: (0..case.n_pages()).collect() };
+            let outputs = (0..n as u32).collect();
+            let batch = Batch { tokens: case.tokens[..n].to_vec(), spans: vec![span], outputs };
+            let mut logits = Vec::new();
+            session.forward(&batch, &mut logits).expect("the model runs");
+            let rows = logits.chunks_exact(n_vocab).enumerate();
+            let mut errors: Vec<f64> = rows.map(|(i, logits)| relative_l2(logits, expected(&case, i))).collect();
+            errors.sort_by(f64::total_cmp);
+            (logits, errors[n / 2], errors[n - 1])
+        };
+        let ((wide, median, worst), (int8, int8_median, _)) = (run(1), run(u32::MAX));
+        println!("{}: median {median:.1e}, worst {worst:.1e}; int8 {int8_median:.1e}", case.name);
+        assert!(median < INT8_TOLERANCE && worst < 0.3, "{}: {median:e}, {worst:e}", case.name);
+        assert!(wide != int8, "{}: the same bits from other products", case.name);
+    }
+}
+
+#[test]
+fn wide_products_are_golden_on_the_emulated_gpu() {
+    wide_products_are_golden(&emulated());
+}
+
+#[test]
+fn wide_products_are_golden_on_the_gpu() {
+    if let Some(device) = gpu() {
+        wide_products_are_golden(&device);
+    }
+}
+
 #[test]
 fn tiles_agree_with_single_rows_on_the_emulated_gpu() {
     tiles_agree_with_single_rows(&emulated());

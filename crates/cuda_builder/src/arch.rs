@@ -18,9 +18,7 @@ pub enum Arch {
     Sm86,
     /// Compute capability 8.9: RTX 40, L40.
     Sm89,
-    /// Compute capability 9.0: H100, H200.
-    Sm90,
-    /// Compute capability 9.0 with its architecture-specific instructions (`wgmma`, `setmaxnreg`).
+    /// Compute capability 9.0 alone, for its own instructions (`wgmma`): H100, H200.
     Sm90a,
     /// Compute capability 10.0: B200.
     Sm100,
@@ -30,7 +28,7 @@ pub enum Arch {
 
 impl Arch {
     /// Every target that the builder knows, lowest first.
-    pub const ALL: [Arch; 7] = [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm100, Arch::Sm120];
+    pub const ALL: [Arch; 6] = [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a, Arch::Sm100, Arch::Sm120];
 
     /// The name that `llc -mcpu`, `ptxas -arch` and `.target` use.
     pub fn name(self) -> &'static str {
@@ -38,20 +36,19 @@ impl Arch {
             Arch::Sm80 => "sm_80",
             Arch::Sm86 => "sm_86",
             Arch::Sm89 => "sm_89",
-            Arch::Sm90 => "sm_90",
             Arch::Sm90a => "sm_90a",
             Arch::Sm100 => "sm_100",
             Arch::Sm120 => "sm_120",
         }
     }
 
-    /// Ten times the compute capability: 90 for `sm_90` and `sm_90a`.
+    /// Ten times the compute capability: 90 for `sm_90a`.
     pub fn compute_capability(self) -> u32 {
         match self {
             Arch::Sm80 => 80,
             Arch::Sm86 => 86,
             Arch::Sm89 => 89,
-            Arch::Sm90 | Arch::Sm90a => 90,
+            Arch::Sm90a => 90,
             Arch::Sm100 => 100,
             Arch::Sm120 => 120,
         }
@@ -90,7 +87,7 @@ impl fmt::Display for Arch {
 impl FromStr for Arch {
     type Err = Error;
 
-    /// Accepts `sm_90`, `compute_90`, `90` and `9.0`, in any case.
+    /// Accepts `sm_90a`, `sm_90`, `compute_90`, `90` and `9.0`, in any case: of each capability there is one target.
     fn from_str(text: &str) -> Result<Arch, Error> {
         let lower = text.trim().to_ascii_lowercase();
         let bare = lower.strip_prefix("sm_").or_else(|| lower.strip_prefix("compute_")).unwrap_or(&lower);
@@ -104,7 +101,10 @@ impl FromStr for Arch {
         };
         Arch::ALL
             .into_iter()
-            .find(|arch| arch.name()["sm_".len()..] == digits)
+            .find(|arch| {
+                let name = &arch.name()["sm_".len()..];
+                name == digits || name.strip_suffix('a') == Some(&digits)
+            })
             .ok_or_else(|| Error::UnknownArch(text.to_owned()))
     }
 }
@@ -116,11 +116,10 @@ mod tests {
     /// B46: the variable that names the GPUs.
     #[test]
     fn every_spelling_of_a_capability_is_accepted() {
-        for text in ["90", "9.0", "sm_90", "SM_90", "compute_90", " 90 "] {
-            assert_eq!(text.parse::<Arch>().unwrap(), Arch::Sm90, "{text}");
+        for text in ["90", "9.0", "sm_90", "SM_90a", "compute_90", " 90 "] {
+            assert_eq!(text.parse::<Arch>().unwrap(), Arch::Sm90a, "{text}");
         }
         assert_eq!("12.0".parse::<Arch>().unwrap(), Arch::Sm120);
-        assert_eq!("sm_90a".parse::<Arch>().unwrap(), Arch::Sm90a);
     }
 
     /// B46: nonsense in it.

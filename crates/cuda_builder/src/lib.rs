@@ -3,7 +3,7 @@
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};
 //! # fn main() -> Result<(), cuda_builder::Error> {
-//! CudaBuilder::new("../gpu-kernels").arch(Arch::Sm90).copy_to("kernels.ptx").build()?;
+//! CudaBuilder::new("../gpu-kernels").arch(Arch::Sm90a).copy_to("kernels.ptx").build()?;
 //! # Ok(())
 //! # }
 //! ```

@@ -28,16 +28,16 @@ fn build(out: &str) -> Option<Built> {
 fn a_kernel_crate_becomes_ptx_for_each_target() {
     let Some(built) = build("text") else { return };
     assert_eq!(built.entries, ["axpy", "one"]);
-    assert_eq!(built.ptx.iter().map(|ptx| ptx.arch).collect::<Vec<_>>(), [Arch::Sm80, Arch::Sm90]);
+    assert_eq!(built.ptx.iter().map(|ptx| ptx.arch).collect::<Vec<_>>(), [Arch::Sm80, Arch::Sm90a]);
     for module in &built.ptx {
         let text = fs::read_to_string(&module.path).unwrap();
         assert_eq!(ptx::target(&text), Some(module.arch.name()));
         assert_eq!(ptx::entries(&text).len(), 2, "{text}");
         assert!(!text.contains("not_a_kernel"));
         // One source, and the target decides which branch is left.
-        let hopper = module.arch == Arch::Sm90;
+        let hopper = module.arch == Arch::Sm90a;
         assert_eq!(text.contains("griddepcontrol.wait"), hopper);
-        assert_eq!(ptx::version(&text), Some(if hopper { (7, 8) } else { (7, 0) }));
+        assert_eq!(ptx::version(&text), Some(if hopper { (8, 0) } else { (7, 0) }));
         assert_eq!(text.matches(".maxntid 256\n.minnctapersm 2\n{").count(), 1);
         assert!(text.contains("fma.rn.f32") && text.contains("ld.global"), "{text}");
     }

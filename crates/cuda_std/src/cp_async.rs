@@ -27,6 +27,14 @@ mod imp {
         }
     }
     #[inline(always)]
+    pub(super) unsafe fn stream_16_or_zero(to: u32, from: *const u8, bytes: u32) {
+        // SAFETY: as above; the hint reads nothing for the program.
+        unsafe {
+            asm!("cp.async.cg.shared.global.L2::128B [{}], [{}], 16, {};", in(reg32) to, in(reg64) from,
+                in(reg32) bytes, options(nostack));
+        }
+    }
+    #[inline(always)]
     pub(super) fn commit() {
         // SAFETY: no precondition.
         unsafe { asm!("cp.async.commit_group;", options(nostack)) }
@@ -49,6 +57,11 @@ mod imp {
     #[track_caller]
     pub(super) unsafe fn copy_16_or_zero(to: u32, from: *const u8, bytes: u32) {
         lane::current().copy_async(to, from, bytes.min(16));
+    }
+    #[track_caller]
+    pub(super) unsafe fn stream_16_or_zero(to: u32, from: *const u8, bytes: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_16_or_zero(to, from, bytes) }
     }
     pub(super) fn commit() {
         lane::current().commit_copies();
@@ -82,6 +95,18 @@ pub unsafe fn copy_16_or_zero<T: Pod>(to: Shared<T>, i: u32, from: *const T, ins
     const { assert!(size_of::<T>() == 16) };
     // SAFETY: the caller's promise.
     unsafe { imp::copy_16_or_zero(to.address_of(i), from.cast(), if inside { 16 } else { 0 }) }
+}
+
+/// As [`copy_16_or_zero`], and starts to bring the line of 128 bytes around it into L2: the rest is wanted soon.
+///
+/// # Safety
+/// As [`copy_16_or_zero`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn stream_16_or_zero<T: Pod>(to: Shared<T>, i: u32, from: *const T, inside: bool) {
+    const { assert!(size_of::<T>() == 16) };
+    // SAFETY: the caller's promise.
+    unsafe { imp::stream_16_or_zero(to.address_of(i), from.cast(), if inside { 16 } else { 0 }) }
 }
 
 /// Closes the group of the copies that this lane has started since the last one.

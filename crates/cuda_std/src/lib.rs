@@ -6,7 +6,8 @@
 //!
 //! It stands in for rust-cuda's crate of the same name, which needs a compiler backend of its own, and
 //! has the same API wherever both have a thing: `#[kernel]`, [`thread`], [`warp`], math. Beyond
-//! upstream: [`mem`] (hinted and ordered loads), [`int8`], [`mma`], [`cp_async`], [`pdl`].
+//! upstream: [`mem`] (hinted and ordered loads), [`int8`], [`mma`], [`wgmma`], [`cp_async`],
+//! [`pdl`].
 //!
 //! | module | what | PTX |
 //! |---|---|---|
@@ -14,6 +15,7 @@
 //! | [`mem`], [`atomic`] | global memory | `ld/st.global`, `atom`, `red`, `fence` |
 //! | [`shared`], [`cp_async`] | shared memory | `ld/st.shared`, `cp.async` |
 //! | [`math`], [`convert`], [`int8`], [`mma`] | arithmetic | `ex2.approx`, `cvt`, `dp4a`, `mma.sync` |
+//! | [`wgmma`] | products of four warps, on Hopper | `wgmma.mma_async` |
 //! | [`pdl`] | programmatic dependent launch | `griddepcontrol` |
 //! | [`launch`] | a kernel as the host sees it | |
 //!
@@ -45,6 +47,7 @@ pub mod shared;
 pub mod thread;
 pub mod vector;
 pub mod warp;
+pub mod wgmma;
 mod word;
 
 pub use bytemuck::{Pod, Zeroable};

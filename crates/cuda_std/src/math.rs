@@ -37,7 +37,19 @@ mod imp {
     approx!(log2, "lg2.approx.f32");
     approx!(rsqrt, "rsqrt.approx.f32");
     approx!(rcp, "rcp.approx.f32");
+    approx!(rcp_ftz, "rcp.approx.ftz.f32");
     approx!(tanh, "tanh.approx.f32");
+
+    #[inline(always)]
+    pub(super) fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+        let d;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            asm!("fma.rn.bf16x2 {}, {}, {}, {};", out(reg32) d, in(reg32) a, in(reg32) b, in(reg32) c,
+                options(pure, nomem, nostack));
+        }
+        d
+    }
 
     #[inline(always)]
     pub(super) fn round_to_i32(x: f32) -> i32 {
@@ -50,6 +62,26 @@ mod imp {
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod imp {
+    /// Rounded once: what an f64 cannot hold of the sum is left in its last bit ("rounding to odd").
+    fn fma_bf16(a: u16, b: u16, c: u16) -> u16 {
+        let value = |bits: u16| f64::from(crate::convert::bf16_to_f32(bits));
+        let (product, c) = (value(a) * value(b), value(c));
+        let sum = product + c;
+        let shifted = sum - product;
+        let rest = (product - (sum - shifted)) + (c - shifted);
+        let odd = if rest == 0.0 || rest.is_nan() || sum.to_bits() & 1 == 1 {
+            sum
+        } else if (rest > 0.0) == (sum > 0.0) {
+            f64::from_bits(sum.to_bits() + 1)
+        } else {
+            f64::from_bits(sum.to_bits() - 1)
+        };
+        half::bf16::from_f64(odd).to_bits()
+    }
+    pub(super) fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+        let half = |shift: u32| u32::from(fma_bf16((a >> shift) as u16, (b >> shift) as u16, (c >> shift) as u16));
+        half(0) | half(16) << 16
+    }
     pub(super) fn fma(a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
     }
@@ -76,6 +108,10 @@ mod imp {
     }
     pub(super) fn rcp(x: f32) -> f32 {
         1.0 / x
+    }
+    pub(super) fn rcp_ftz(x: f32) -> f32 {
+        let flush = |x: f32| if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x };
+        flush(1.0 / flush(x))
     }
     pub(super) fn tanh(x: f32) -> f32 {
         x.tanh()
@@ -112,6 +148,8 @@ functions! {
     rsqrt(x) = rsqrt;
     /// `1/x`, error 1 ulp.
     rcp(x) = rcp;
+    /// `1 / x` to about an ulp, where numbers too small to be normal count as 0: of an argument it is then infinite.
+    rcp_ftz(x) = rcp_ftz;
     /// `tanh x`, relative error 2^-11: for gates that are quantised anyway.
     tanh_approx(x) = tanh;
 }
@@ -133,6 +171,13 @@ pub unsafe fn div_rem(a: u32, b: u32) -> (u32, u32) {
 #[must_use]
 pub fn round_to_i32(x: f32) -> i32 {
     imp::round_to_i32(x)
+}
+
+/// `a·b + c` on two bf16 in a register, each rounded once.
+#[inline(always)]
+#[must_use]
+pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    imp::fma_bf16x2(a, b, c)
 }
 
 /// The larger; a NaN loses.

@@ -6,7 +6,7 @@
 //! be running, and what was written by those before it may be read at once, such as a state that is written once a
 //! step. Loads ahead of the wait are not [`ld_nc`](crate::mem::ld_nc): ptxas moves those.
 //!
-//! Below sm_90 both are nothing, as on the host: grids of a stream then run one after another.
+//! Below sm_90a both are nothing, as on the host: grids of a stream then run one after another.
 //!
 //! PTX ISA: "griddepcontrol".
 
@@ -31,16 +31,23 @@ pub fn launch_dependents() {
     }
 }
 
-/// Whether the PTX is for sm_90 or later. One compilation serves all targets, so this is no `cfg`: LLVM makes
+/// Whether the PTX is for sm_90a or later.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn is_sm_90() -> bool {
+    cuda_arch() >= 900
+}
+
+/// The PTX's target, ten times its number. One compilation serves all targets, so this is no `cfg`: LLVM makes
 /// the call a constant once it knows the target, and drops the branch that is not taken.
 ///
 /// Source: LLVM, "User Guide for NVPTX Back-end", "NVVM Reflect".
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
-fn is_sm_90() -> bool {
+pub(crate) fn cuda_arch() -> i32 {
     unsafe extern "C" {
         fn __nvvm_reflect(name: *const core::ffi::c_char) -> i32;
     }
-    // SAFETY: the argument is a constant C string, as the pass asks; the value is ten times the target's number.
-    unsafe { __nvvm_reflect(c"__CUDA_ARCH".as_ptr()) >= 900 }
+    // SAFETY: the argument is a constant C string, as the pass asks.
+    unsafe { __nvvm_reflect(c"__CUDA_ARCH".as_ptr()) }
 }

@@ -49,7 +49,7 @@ impl<T> Copy for Shared<T> {}
 
 /// The block's dynamic shared memory from `byte_offset` on, as elements of `T`.
 ///
-/// The memory begins 16-byte aligned. The offset is a multiple of `T`'s alignment, or the first access
+/// The memory begins 1024-byte aligned. The offset is a multiple of `T`'s alignment, or the first access
 /// faults.
 #[inline(always)]
 #[must_use]
@@ -165,7 +165,7 @@ mod imp {
     use bytemuck::Pod;
     use core::arch::{asm, global_asm};
 
-    global_asm!(".extern .shared .align 16 .b8 cuda_std_dynamic_shared[];");
+    global_asm!(".extern .shared .align 1024 .b8 cuda_std_dynamic_shared[];");
 
     #[inline(always)]
     pub(super) fn base() -> u32 {

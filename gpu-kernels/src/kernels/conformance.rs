@@ -4,7 +4,7 @@
 //! instructions has a kernel here, and the tests hold both devices against the ISA's definition.
 
 use cuda_std::prelude::*;
-use cuda_std::{atomic, cp_async, mma};
+use cuda_std::{atomic, cp_async, mma, wgmma};
 
 /// Lanes a block, where a kernel does not say otherwise.
 pub const THREADS: u32 = 256;
@@ -13,7 +13,7 @@ pub const N_COLLECTIVES: usize = 12;
 /// Words a lane of [`conformance_math`] leaves.
 pub const N_MATH: usize = 18;
 /// Words a lane of [`conformance_convert`] leaves.
-pub const N_CONVERT: usize = 12;
+pub const N_CONVERT: usize = 13;
 
 /// `y[k, lane]`: result `k` of the shuffles, votes and reductions of one warp.
 ///
@@ -109,6 +109,54 @@ pub unsafe fn conformance_mma_16bit(a: *const U32x4, b: *const U32x4, c: *mut f3
     }
 }
 
+/// `c[64,128] = a[64,64]·b[128,64]ᵀ` in bf16, as one product of 112 columns and one of the last 16, each 16 rows of `b`
+/// at a time: A by its fragment's definition, B copied to where its descriptor says.
+///
+/// # Safety
+/// One block of 128 lanes, 16 KiB of shared memory; `a` 2048 words, `b` 1024 vectors, `c` `64·128` elements. On a GPU:
+/// one that has these products.
+#[kernel(max_threads = 128)]
+pub unsafe fn conformance_wgmma(a: *const u32, b: *const U32x4, c: *mut f32) {
+    wgmma::require();
+    let thread = thread::thread_idx_x();
+    let (g, t) = (thread % 32 / 4, thread % 4);
+    let tile = dynamic::<u8>(0);
+    let mut unit = thread;
+    while unit < 1024 {
+        tile.add(wgmma::swizzle_128(16 * unit)).cast().set(0, ld(b.add(unit as usize)));
+        unit += 128;
+    }
+    wgmma::fence_shared();
+    block::sync_threads(); // the tile is whole, and visible to the products
+
+    let (mut first, mut last) = ([0.0; 56], [0.0; 8]);
+    let from = wgmma::Descriptor::new(tile);
+    let rest = wgmma::Descriptor::new(tile.add(112 * wgmma::COLUMN_BYTES));
+    let row = thread / 32 * 16 + g;
+    wgmma::begin(&mut first);
+    wgmma::begin(&mut last);
+    for k in 0..4 {
+        let word = |row: u32, word: u32| ld(a.add((row * 32 + 8 * k + word) as usize));
+        let a = [word(row, t), word(row + 8, t), word(row, t + 4), word(row + 8, t + 4)];
+        wgmma::fence();
+        wgmma::mma_bf16::<112, 56>(&mut first, a, from.rows(k));
+        wgmma::mma_bf16::<16, 8>(&mut last, a, rest.rows(k));
+        wgmma::commit();
+    }
+    wgmma::finish(&mut first);
+    wgmma::finish(&mut last);
+    let store = |j: u32, column: u32, value: f32| {
+        let (row, column) = (row + 8 * (j / 2 % 2), column + 8 * (j / 4) + 2 * t + j % 2);
+        st(c.add((row * 128 + column) as usize), value);
+    };
+    for j in 0..56 {
+        store(j, 0, first[j as usize]);
+    }
+    for j in 0..8 {
+        store(j, 112, last[j as usize]);
+    }
+}
+
 /// `y[k, i]`: function `k` of `math` at `x[i]`, in the order of the array below.
 ///
 /// # Safety
@@ -172,6 +220,7 @@ pub unsafe fn conformance_convert(x: *const u32, w: *const u32, y: *mut u32, n: 
         int8::prmt(bits, other, 0xfb80),
         int8::pack_i8x4([b3, b2, b1, b0]),
         int8::prmt(bits, other, other >> 7),
+        math::fma_bf16x2(bits, other, bits.rotate_left(7)),
     ];
     for (k, result) in (0..).zip(results) {
         st(y.add(k * n as usize + i as usize), result);

@@ -16,6 +16,7 @@ mod q4_k;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+pub(crate) mod wide;
 
 pub use float::{Bf16, F16, F32};
 pub use legacy::{Q4_0, Q4_1, Q5_0, Q5_1};
@@ -24,6 +25,7 @@ pub use q4_k::Q4K;
 pub use q5_k::Q5K;
 pub use q6_k::Q6K;
 pub use q8_0::Q8_0;
+pub use wide::FormatWide;
 
 use cuda_std::prelude::*;
 

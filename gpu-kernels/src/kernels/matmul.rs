@@ -25,12 +25,13 @@ mod output;
 mod product;
 mod stage;
 mod tile;
+pub mod wide;
 
 use bytemuck::{Pod, Zeroable};
 use cuda_std::prelude::*;
 
 use self::stage::Shape;
-use self::tile::{Operands, matmul};
+use self::tile::{Operands, Target, matmul};
 use super::format::{self, FormatTile};
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
@@ -103,6 +104,7 @@ pub struct MatmulParams {
     /// 1: `y += …`.
     pub accumulate: u32,
     /// [`WARP_BLOCKS`]: where the compiler is not to know it, so that it leaves a loop over them as it is.
+    /// (The [wide](wide) tiles have no such loop.)
     pub warp_blocks: u32,
 }
 
@@ -144,7 +146,7 @@ macro_rules! entries {
         ) {
             const { assert!(<format::$ty as FormatTile>::HAS_MIN == has_min(GgmlType::$ty)) };
             matmul::<format::$ty, Shape<$mt, $nt, $wm, $wn, $wk>, $mt, $nt, $ch, $bi, $xi>(
-                Operands { w, qs, d, s, y, bias, order, tiles }, &p);
+                Operands { w, qs, d, s, to: Target { y, bias, order, tiles } }, &p);
         }
     };
 }

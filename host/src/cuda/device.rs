@@ -12,6 +12,7 @@ use cust::stream::{Stream, StreamFlags};
 use super::driver::{self, Driver};
 use super::error::{Error, Result, check, check_cust};
 use super::module::{KernelSource, Kernels};
+use super::ptx::{Reach, Target};
 use super::raw;
 use super::select::Selector;
 use super::timing::Timers;
@@ -92,6 +93,8 @@ fn properties(device: CustDevice) -> Result<Properties> {
         shared_bytes_per_block: shared_bytes_optin(device)?,
         max_threads_per_block: attribute(DeviceAttribute::MaxThreadsPerBlock)?,
         l2_bytes: attribute(DeviceAttribute::L2CacheSize)?,
+        // Known when kernels are loaded.
+        wgmma: false,
     })
 }
 
@@ -198,11 +201,13 @@ impl CudaDevice {
         CudaDevice::with_context(info.clone(), SharedContext::retain(device)?, source)
     }
 
-    fn with_context(info: DeviceInfo, context: SharedContext, source: &KernelSource) -> Result<CudaDevice> {
+    fn with_context(mut info: DeviceInfo, context: SharedContext, source: &KernelSource) -> Result<CudaDevice> {
         let driver = driver::load()?;
         let context = Arc::new(context);
         context.bind()?;
         let kernels = Kernels::load(source, driver.version(), &info.properties)?;
+        let target = kernels.target();
+        info.properties.wgmma = target == Target { capability: (9, 0), reach: Reach::Exact };
         // Apart from the legacy default stream: work there, by anyone in the process, would break a capture here.
         let stream = Arc::new(check_cust("cuStreamCreate", Stream::new(StreamFlags::NON_BLOCKING, None))?);
         Ok(CudaDevice {
@@ -211,7 +216,8 @@ impl CudaDevice {
             stream,
             context,
             id: DeviceId::next(),
-            overlaps_launches: info.properties.capability >= (9, 0) && driver.has("cuLaunchKernelEx"),
+            // Kernels for older targets do not wait for the grid ahead.
+            overlaps_launches: target.capability >= (9, 0) && driver.has("cuLaunchKernelEx"),
             info,
             driver,
             sync_each_launch: std::env::var_os("ZINC_SYNC").is_some_and(|value| value == "1"),

@@ -112,6 +112,8 @@ pub struct Properties {
     pub max_threads_per_block: u32,
     /// Second-level cache.
     pub l2_bytes: u32,
+    /// Whether its kernels have the products of warpgroups ([`cuda_std::wgmma`]): those for sm_90a.
+    pub wgmma: bool,
 }
 
 /// A device's memory at some moment.

@@ -98,6 +98,7 @@ impl Emulated {
             shared_bytes_per_block: 227 << 10,
             max_threads_per_block: 1024,
             l2_bytes: 1 << 20,
+            wgmma: true,
         };
         let heap = Heap { buffers: BTreeMap::new(), used_bytes: 0, total_bytes: DEFAULT_MEMORY_BYTES };
         Emulated {
@@ -120,6 +121,13 @@ impl Emulated {
     #[must_use]
     pub fn multiprocessors(mut self, n_sm: u32) -> Self {
         self.properties.n_sm = n_sm;
+        self
+    }
+
+    /// The same without the products of warpgroups: like a GPU that is no Hopper.
+    #[must_use]
+    pub fn without_wgmma(mut self) -> Self {
+        self.properties.wgmma = false;
         self
     }
 

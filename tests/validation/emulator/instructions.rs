@@ -194,6 +194,33 @@ fn math_has_the_errors_it_documents() {
     on_devices!(check);
 }
 
+#[test]
+fn wgmma_is_a_matrix_product() {
+    fn check<D: Device>(device: &D) {
+        if !device.properties().wgmma {
+            println!("skipped: {} has no wgmma", device.properties().name);
+            return;
+        }
+        // Small integers: exact in any order.
+        let value = |i: usize, factor: usize| bf16::from_f32((i * factor % 251) as f32 - 125.0);
+        let a: Vec<u16> = (0..64 * 64).map(|i| value(i, 37).to_bits()).collect();
+        let b: Vec<u16> = (0..128 * 64).map(|i| value(i, 53).to_bits()).collect();
+        let (a_dev, b_dev) = (upload(device, &a), upload(device, &b));
+        let c = device.alloc_zeroed::<f32>(64 * 128).expect("memory");
+        let args = (a_dev.slice().ptr().cast(), b_dev.slice().ptr().cast(), c.slice().ptr_mut());
+        launch(device, conformance_wgmma, Launch::linear(1, 128).shared(16 << 10), args);
+        let c = download(device, &c);
+        for row in 0..64 {
+            for column in 0..128 {
+                let product = |k| value(row * 64 + k, 37).to_f32() * value(column * 64 + k, 53).to_f32();
+                let want: f32 = (0..64).map(product).sum();
+                assert_eq!(c[row * 128 + column], want, "row {row}, column {column}");
+            }
+        }
+    }
+    on_devices!(check);
+}
+
 /// The definition of `prmt`, byte by byte.
 fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     let bytes: Vec<u8> = a.to_le_bytes().into_iter().chain(b.to_le_bytes()).collect();
@@ -204,6 +231,15 @@ fn prmt(a: u32, b: u32, selector: u32) -> u32 {
         u32::from(if nibble < 8 { byte } else { sign }) << (8 * i)
     };
     byte(0) | byte(1) | byte(2) | byte(3)
+}
+
+/// Whether `got` is `a·b + c`, rounded once.
+fn is_fma_bf16(got: bf16, [a, b, c]: [f64; 3]) -> bool {
+    let product = a * b; // exact: 16 bits
+    let (sum, want) = (product + c, bf16::from_f64(product + c));
+    let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+    // Where an f64 does not hold the sum, either neighbour of the middle between two may be the nearest.
+    same || sum - product != c && (got.to_f64() - sum).abs() <= (want.to_f64() - sum).abs()
 }
 
 #[test]
@@ -247,6 +283,11 @@ fn conversions_and_byte_operations_are_exact() {
             assert_eq!(result(9), prmt(bits, other, 0xfb80), "prmt");
             assert_eq!(result(10), bits.swap_bytes(), "pack and unpack");
             assert_eq!(result(11), prmt(bits, other, other >> 7), "prmt");
+            for shift in [0, 16] {
+                let half = |x: u32| bf16::from_bits((x >> shift) as u16);
+                let (factors, got) = ([bits, other, bits.rotate_left(7)].map(|x| half(x).to_f64()), half(result(12)));
+                assert!(is_fma_bf16(got, factors), "fma of {factors:?} is not {got}");
+            }
         }
     }
     on_devices!(check);

@@ -5,7 +5,7 @@ use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matmul::{TILES, Tile};
 use gpu_kernels::params::Activations;
 use host::gpu::ops::{
-    Experts, Matvec, OpError, RouteGroups, Tiles, dense_tile, expert_tile, matmul_float, matmul_q8, matvec_q8,
+    Experts, FloatProduct, Matvec, OpError, RouteGroups, Tiles, dense_tile, expert_tile, matmul_float, matmul_q8, matvec_q8,
     max_tiles, route_groups, takes_q8,
 };
 use host::gpu::{Device, Emulated};
@@ -67,7 +67,8 @@ fn check_dense<D: Device>(device: &D, ty: GgmlType, tile: Tile, [tokens, rows, c
 }
 
 /// One product with float weights, as in [`check_dense`].
-fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 3], onto: bool) {
+fn check_float<D: Device>(device: &D, ty: GgmlType, shape: [u32; 3], form: FloatProduct, onto: bool) {
+    let [tokens, rows, cols] = shape;
     let mut random = Random::new(u64::from(tokens * 31 + rows * 7 + cols) + ty as u64);
     let file = random_blocks(&mut random, ty, (rows * cols) as usize);
     let values = dequantize(ty, &file);
@@ -81,11 +82,13 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
         let bias = onto.then(|| bias_device.slice());
         let op =
             Matvec { y_stride, accumulate: onto, bias, dependent: true, ..Matvec::new(w.matrix(), y.slice(), tokens) };
-        matmul_float(device, &op, x_device.slice(), x_stride).expect("a product");
+        matmul_float(device, &op, x_device.slice(), x_stride, form).expect("a product");
         y.read(device)
     };
     let got = run();
-    let what = format!("{ty} {tokens}x{rows}x{cols}");
+    let what = format!("{ty} {tokens}x{rows}x{cols} {form:?}");
+    // Both factors in two parts of bf16, without the product of the small ones.
+    let rounded = if form == FloatProduct::Split { 3.0 * 2f64.powi(-18) } else { 0.0 };
     assert_same_bits(&what, &got, &run());
     let (mut wanted, mut bounds) = (Vec::new(), Vec::new());
     for t in 0..tokens as usize {
@@ -96,7 +99,7 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
             let more = if onto { f64::from(before[r]) + f64::from(bias[r]) } else { 0.0 };
             wanted.push(sum + more);
             // One sum along the columns, and two additions.
-            bounds.push(f64::from(cols + 2) * 2f64.powi(-24) * (size + 2.0));
+            bounds.push(f64::from(cols + 2) * 2f64.powi(-24) * (size + 2.0) + rounded * size);
         }
         wanted.extend(before[rows as usize..].iter().map(|x| f64::from(*x)));
         bounds.extend([0.0; 3]);
@@ -105,7 +108,7 @@ fn check_float<D: Device>(device: &D, ty: GgmlType, [tokens, rows, cols]: [u32; 
 }
 
 /// Routes with so many for each expert, mixed.
-fn mixed_ids(random: &mut Random, counts: &[u32]) -> Vec<u32> {
+pub(super) fn mixed_ids(random: &mut Random, counts: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = (0..).zip(counts).flat_map(|(e, n)| vec![e; *n as usize]).collect();
     random.permutation(ids.len() as u32).into_iter().map(|i| ids[i as usize]).collect()
 }
@@ -197,10 +200,15 @@ devices! {
         for (i, ty) in [GgmlType::F32, GgmlType::F16, GgmlType::Bf16].into_iter().enumerate() {
             let shapes = [[63, 33, 40], [65, 31, 64], [1, 1, 8], [130, 70, 136], [9, 7, 264], [47, 9, 40]];
             for (j, shape) in shapes.into_iter().enumerate() {
-                check_float(device, ty, shape, (i + j) % 2 == 0);
+                for form in [FloatProduct::Exact, FloatProduct::Split] {
+                    check_float(device, ty, shape, form, (i + j) % 2 == 0);
+                }
             }
         }
-        check_float(device, GgmlType::F32, [7, 3, 2052], true);
+        for form in [FloatProduct::Exact, FloatProduct::Split] {
+            check_float(device, GgmlType::F32, [7, 3, 2052], form, true);
+            check_float(device, GgmlType::F32, [48, 40, 516], form, false);
+        }
     }
 
     fn matmul_refuses_bad_shapes(device) {
@@ -240,13 +248,14 @@ devices! {
 
         let values = input(device, &[0.0f32; 128]);
         let refused = |op: &Matvec<'_>, stride| {
-            matches!(matmul_float(device, op, values.slice(), stride), Err(OpError::Operand { .. }))
+            matches!(matmul_float(device, op, values.slice(), stride, FloatProduct::Split), Err(OpError::Operand { .. }))
         };
         assert!(!refused(&float, 64), "the shape that the others are changed from");
         assert!(refused(&float, 60) && refused(&float, 66) && refused(&float, 68), "rows of x overlap, lie askew, end");
         assert!(refused(&Matvec { y_stride: 3, ..float }, 64), "rows of y overlap");
         assert!(refused(&routed, 64), "no tiles of experts");
-        assert!(matches!(matmul_float(device, &op, values.slice(), 64), Err(OpError::Type { .. })), "no such kernel");
+        let quantised = matmul_float(device, &op, values.slice(), 64, FloatProduct::Exact);
+        assert!(matches!(quantised, Err(OpError::Type { .. })), "no such kernel");
     }
 }
 

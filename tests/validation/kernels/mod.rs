@@ -15,6 +15,7 @@ mod ffn;
 mod formats;
 mod heads;
 mod matmul;
+mod matmul_wide;
 mod matvec;
 mod matvecs;
 mod moe;

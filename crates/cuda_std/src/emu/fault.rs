@@ -106,6 +106,17 @@ pub enum What {
         /// The first such byte.
         address: usize,
     },
+    /// A product of a warpgroup read shared memory that its writer has not fenced for it.
+    #[error(
+        "asynchronous read of shared memory at offset {offset:#x}, which thread {writer} (counted in the block) has \
+         written and not fenced"
+    )]
+    NotFenced {
+        /// Offset of the byte.
+        offset: usize,
+        /// Who wrote it.
+        writer: u32,
+    },
     /// Two lanes at one byte of shared memory, at least one of them writing, and no barrier between.
     #[error(
         "race in shared memory at offset {offset:#x}: {access} here, {other_access} by thread {other} \

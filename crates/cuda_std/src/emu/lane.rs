@@ -113,6 +113,17 @@ impl Lane {
     pub(crate) fn shared_load<T: Pod>(self, address: u32) -> T {
         or_raise(self.shared.borrow_mut().load(self.actor(), address))
     }
+    /// A load past the usual ways, by a product of a warpgroup.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn shared_load_async<T: Pod>(self, address: u32) -> T {
+        let mut shared = self.shared.borrow_mut();
+        or_raise(shared.check_fenced::<T>(address));
+        or_raise(shared.load(self.actor(), address))
+    }
+    pub(crate) fn fence_shared_async(self) {
+        self.shared.borrow_mut().fence(self.actor());
+    }
     #[inline]
     #[track_caller]
     pub(crate) fn shared_store<T: Pod>(self, address: u32, value: T) {

@@ -7,6 +7,9 @@
 //! warp's. If they are not, and one is a write, that is a race, whatever order the lanes happened to run in:
 //! the GPU may choose the other.
 //!
+//! A product of a warpgroup reads what was fenced for it ([`wgmma::fence_shared`](crate::wgmma::fence_shared)): a lane's
+//! fences are counted, and a byte remembers the count at its last write.
+//!
 //! Readers are kept as one lane, as "several lanes of one warp" or as "lanes of several warps", which is all
 //! that a later write has to know. Shuffles and votes order no memory, as on the GPU. A `sync_warp` of some
 //! lanes counts for the whole warp, so a race may be missed there, but none is invented.
@@ -16,6 +19,8 @@ use bytemuck::Pod;
 
 /// Where the shared window begins. Not 0, so that a forgotten base shows.
 pub(super) const BASE: u32 = 0x400;
+/// The most lanes of a block.
+const MAX_LANES: usize = 1024;
 
 pub(super) struct SharedMemory {
     bytes: Vec<u8>,
@@ -24,6 +29,8 @@ pub(super) struct SharedMemory {
     /// another block, hence not at all.
     first_epoch: u32,
     epoch: u32,
+    /// How often each lane has fenced its writes for asynchronous reads.
+    fences: Vec<u32>,
 }
 
 /// Who accesses, and in which epoch of its warp.
@@ -37,6 +44,8 @@ pub(super) struct Actor {
 struct History {
     written: Stamp,
     read: Stamp,
+    /// The writer's fences before the write.
+    fences: u32,
 }
 
 /// How many lanes a stamp stands for.
@@ -98,7 +107,8 @@ impl Stamp {
 impl SharedMemory {
     pub(super) fn new(bytes: u32) -> Self {
         let bytes = bytes as usize;
-        Self { bytes: vec![0; bytes], history: vec![History::default(); bytes], first_epoch: 1, epoch: 1 }
+        let history = vec![History::default(); bytes];
+        Self { bytes: vec![0; bytes], history, first_epoch: 1, epoch: 1, fences: vec![0; MAX_LANES] }
     }
 
     /// Forgets everything: another block begins.
@@ -126,6 +136,24 @@ impl SharedMemory {
             history.read = history.read.and(actor, epoch, false);
         }
         Ok(bytemuck::pod_read_unaligned(&self.bytes[at..at + size_of::<T>()]))
+    }
+
+    /// The lane's writes so far are fenced.
+    pub(super) fn fence(&mut self, actor: Actor) {
+        self.fences[actor.lane as usize] += 1;
+    }
+
+    /// Whether those who wrote these bytes have fenced them.
+    pub(super) fn check_fenced<T: Pod>(&self, address: u32) -> Result<(), What> {
+        let at = self.check::<T>(address, Access::Read)?;
+        let fenced = |history: &History| history.fences < self.fences[usize::from(history.written.lane)];
+        match self.history[at..at + size_of::<T>()].iter().position(|history| !fenced(history)) {
+            // Of what nobody has written, the load itself complains.
+            Some(i) if self.history[at + i].written.epoch >= self.first_epoch => {
+                Err(What::NotFenced { offset: at + i, writer: u32::from(self.history[at + i].written.lane) })
+            }
+            _ => Ok(()),
+        }
     }
 
     #[inline]
@@ -161,6 +189,7 @@ impl SharedMemory {
             if !history.read.before(actor, epoch) {
                 return Err(race(at + i, access, &history.read, Access::Read));
             }
+            history.fences = self.fences[actor.lane as usize];
             history.written = match both_atomic {
                 true => written.and(actor, epoch, true),
                 false => Stamp::default().and(actor, epoch, atomic),
@@ -265,6 +294,20 @@ mod tests {
         memory.barrier();
         assert_eq!(memory.load(lane(40), BASE), Ok(9u32));
         assert!(races(memory.atomic(lane(1), BASE, |v| v)), "lane 40 has read");
+    }
+
+    #[test]
+    fn a_fence_covers_the_lanes_earlier_writes() {
+        let mut memory = written();
+        let not_fenced =
+            |memory: &SharedMemory| matches!(memory.check_fenced::<u32>(BASE), Err(What::NotFenced { .. }));
+        assert!(not_fenced(&memory));
+        memory.fence(lane(1));
+        assert!(not_fenced(&memory), "another lane's fence");
+        memory.fence(lane(0));
+        assert_eq!(memory.check_fenced::<u32>(BASE), Ok(()));
+        memory.store(lane(0), BASE, 8u32).expect("nobody else is there");
+        assert!(not_fenced(&memory), "written again");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(crate) enum Collective {
     MmaBf16,
     LdMatrix,
     LdMatrixTrans,
+    Wgmma,
 }
 
 impl Collective {
@@ -43,6 +44,7 @@ impl Collective {
             Self::MmaBf16 => "mma.m16n8k16.bf16",
             Self::LdMatrix => "ldmatrix",
             Self::LdMatrixTrans => "ldmatrix.trans",
+            Self::Wgmma => "wgmma",
         }
     }
 

@@ -8,7 +8,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, unsigned_bytes, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ4_0`](crate::blocks::BlockQ4_0).
@@ -28,16 +28,14 @@ pub struct Raw {
     dm: u32,
 }
 
-impl Raw {
-    /// The values of word `i`: low nibbles for run 0, high for run 1.
-    #[inline(always)]
-    fn word(&self, i: usize, run: usize) -> u32 {
-        let word = self.qs.to_array()[i];
-        let bits = self.qh >> (16 * run + 4 * i) & 0xf;
-        let nibbles = if run == 0 { low_nibbles(word) } else { high_nibbles(word) };
-        nibbles | fifth_bits(bits)
-    }
+/// A block without its nibbles.
+#[derive(Clone, Copy)]
+pub struct Scales {
+    qh: u32,
+    dm: u32,
+}
 
+impl Scales {
     #[inline(always)]
     fn d(&self) -> f32 {
         convert::f16_to_f32(self.dm as u16)
@@ -46,6 +44,35 @@ impl Raw {
     #[inline(always)]
     fn m(&self) -> f32 {
         convert::f16_to_f32((self.dm >> 16) as u16)
+    }
+}
+
+/// The values of word `t` of a block's nibbles, low for run 0, high for run 1, with their bits of `qh`.
+#[inline(always)]
+fn values(word: u32, qh: u32, t: u32, run: usize) -> u32 {
+    wide::nibbles(word, run) | fifth_bits(qh >> (16 * run as u32 + 4 * t) & 0xf)
+}
+
+impl Raw {
+    /// The values of word `i`: low nibbles for run 0, high for run 1.
+    #[inline(always)]
+    fn word(&self, i: usize, run: usize) -> u32 {
+        values(self.qs.to_array()[i], self.qh, i as u32, run)
+    }
+
+    #[inline(always)]
+    fn scales(&self) -> Scales {
+        Scales { qh: self.qh, dm: self.dm }
+    }
+
+    #[inline(always)]
+    fn d(&self) -> f32 {
+        self.scales().d()
+    }
+
+    #[inline(always)]
+    fn m(&self) -> f32 {
+        self.scales().m()
     }
 
     /// The values of both runs.
@@ -92,6 +119,29 @@ macro_rules! symmetric {
                 [raw.d(), 0.0]
             }
         }
+
+        impl FormatWide for $name {
+            type Scales = Scales;
+            type Factors = U32x2;
+
+            #[inline(always)]
+            unsafe fn scales(row: &Row, group: u32) -> Scales {
+                // SAFETY: the caller's promise.
+                unsafe { legacy!(@scales row, group, [$($qh_plane)?], $d_plane, u16) }
+            }
+
+            #[inline(always)]
+            fn factors<const L: usize, const G: usize>(scales: &[Scales; L], first: u32, end: u32) -> [U32x2; G] {
+                wide::each(scales, first, end, |scales, live| {
+                    U32x2 { x: wide::scale(scales.d(), live), y: scales.qh }
+                })
+            }
+
+            #[inline(always)]
+            fn weights(word: u32, _extra: u32, t: u32, _chunk: u32, run: usize, factors: &U32x2) -> [u32; 2] {
+                wide::symmetric(values(word, factors.y, t, run), $offset, factors.x)
+            }
+        }
     };
 }
 
@@ -121,6 +171,30 @@ macro_rules! affine {
                 [raw.d(), -raw.m()]
             }
         }
+
+        impl FormatWide for $name {
+            type Scales = Scales;
+            type Factors = U32x4;
+
+            #[inline(always)]
+            unsafe fn scales(row: &Row, group: u32) -> Scales {
+                // SAFETY: the caller's promise.
+                unsafe { legacy!(@scales row, group, [$($qh_plane)?], $dm_plane, u32) }
+            }
+
+            #[inline(always)]
+            fn factors<const L: usize, const G: usize>(scales: &[Scales; L], first: u32, end: u32) -> [U32x4; G] {
+                wide::each(scales, first, end, |scales, live| {
+                    let (d, m) = if live { (scales.d(), scales.m()) } else { (0.0, 0.0) };
+                    wide::affine(d, m, scales.qh)
+                })
+            }
+
+            #[inline(always)]
+            fn weights(word: u32, _extra: u32, t: u32, _chunk: u32, run: usize, factors: &U32x4) -> [u32; 2] {
+                wide::with_min(values(word, factors.w, t, run), factors)
+            }
+        }
     };
 }
 
@@ -131,6 +205,13 @@ macro_rules! legacy {
     (@load u32, $row:ident, $plane:tt, $chunk:ident) => {
         $row.stream::<u32, $plane>($chunk)
     };
+    (@scales $row:ident, $chunk:ident, [$($qh_plane:literal)?], $dm_plane:tt, $dm:tt) => {{
+        let dm = legacy!(@load $dm, $row, $dm_plane, $chunk);
+        #[allow(unused_mut, unused_assignments, reason = "the four-bit types have no qh")]
+        let mut qh = 0;
+        $( qh = $row.stream::<_, $qh_plane>($chunk); )?
+        Scales { qh, dm }
+    }};
     ($name:ident, [$($qh_plane:literal)?], $dm_plane:tt, $dm:tt, $value:expr) => {
         impl Format for $name {
             const TYPE: GgmlType = GgmlType::$name;
@@ -143,10 +224,7 @@ macro_rules! legacy {
                 // SAFETY: the caller's promise.
                 unsafe {
                     let qs = row.stream::<_, 0>(chunk);
-                    let dm = legacy!(@load $dm, row, $dm_plane, chunk);
-                    #[allow(unused_mut, unused_assignments, reason = "the four-bit types have no qh")]
-                    let mut qh = 0;
-                    $( qh = row.stream::<_, $qh_plane>(chunk); )?
+                    let Scales { qh, dm } = legacy!(@scales row, chunk, [$($qh_plane)?], $dm_plane, $dm);
                     Raw { qs, qh, dm }
                 }
             }

@@ -6,7 +6,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, Q8Run, Row, signed_bytes};
+use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, signed_bytes, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockMxfp4`](crate::blocks::BlockMxfp4).
@@ -120,5 +120,27 @@ impl FormatTile for Mxfp4 {
     #[inline(always)]
     fn scale(raw: &Raw, _phase: u32, _run: usize) -> [f32; 2] {
         [half_scale(raw.e), 0.0]
+    }
+}
+
+impl FormatWide for Mxfp4 {
+    type Scales = u8;
+    type Factors = u32;
+
+    #[inline(always)]
+    unsafe fn scales(row: &Row, group: u32) -> u8 {
+        // SAFETY: the caller's promise.
+        unsafe { row.load::<_, 1>(group) }
+    }
+
+    /// 2¹²⁸, the scale of e = 255, becomes infinite.
+    #[inline(always)]
+    fn factors<const L: usize, const G: usize>(e: &[u8; L], first: u32, end: u32) -> [u32; G] {
+        wide::each(e, first, end, |e, live| wide::scale(2.0 * half_scale(*e), live))
+    }
+
+    #[inline(always)]
+    fn weights(word: u32, _extra: u32, _t: u32, _chunk: u32, run: usize, scale: &u32) -> [u32; 2] {
+        wide::e2m1(word, run, *scale)
     }
 }

@@ -7,8 +7,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16, low_nibbles,
-    select, unsigned_bytes,
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16,
+    low_nibbles, select, unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
 
@@ -73,6 +73,19 @@ impl Scales {
         [self.d * self.sc[half] as f32, self.dmin * self.mn[half] as f32]
     }
 
+    /// The factors of bf16 products of the four sub-blocks from `first` on, 0 or 4.
+    #[inline(always)]
+    pub(super) fn factors<const G: usize>(head: U32x4, first: u32) -> [U32x4; G] {
+        const { assert!(G == 4) };
+        let low = first.is_multiple_of(8);
+        let (mask, upper) = (select(low, 0x3f3f_3f3f, 0x0f0f_0f0f), select(low, 0, 0x3030_3030));
+        let sc = select(low, head.y, head.w) & mask | head.y >> 2 & upper;
+        let mn = select(low, head.z, head.w >> 4) & mask | head.z >> 2 & upper;
+        let (d, dmin) = (convert::f16_to_f32(head.x as u16), convert::f16_to_f32((head.x >> 16) as u16));
+        let (sc, mn) = (unsigned_bytes(sc), unsigned_bytes(mn));
+        core::array::from_fn(|i| wide::affine(d * sc[i], -dmin * mn[i], 0))
+    }
+
     /// `d·sc·q − dmin·mn` for four bytes of sub-block `half` of the two.
     #[inline(always)]
     pub(super) fn dequantize(&self, word: u32, half: usize) -> [f32; 4] {
@@ -134,5 +147,27 @@ impl FormatTile for Q4K {
     #[inline(always)]
     fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
         Scales::unpack(raw.head, phase / 2).scale(run)
+    }
+}
+
+impl FormatWide for Q4K {
+    const SPAN: u32 = 4;
+    type Scales = U32x4;
+    type Factors = U32x4;
+
+    #[inline(always)]
+    unsafe fn scales(row: &Row, group: u32) -> U32x4 {
+        // SAFETY: the caller's promise; a block has eight groups.
+        unsafe { row.stream::<_, 1>(group / 8) }
+    }
+
+    #[inline(always)]
+    fn factors<const L: usize, const G: usize>(head: &[U32x4; L], first: u32, _end: u32) -> [U32x4; G] {
+        Scales::factors(head[0], first)
+    }
+
+    #[inline(always)]
+    fn weights(word: u32, _extra: u32, _t: u32, _chunk: u32, run: usize, factors: &U32x4) -> [u32; 2] {
+        wide::with_min(wide::nibbles(word, run), factors)
     }
 }

@@ -7,7 +7,7 @@
 use cuda_std::prelude::*;
 
 use super::q4_k::{Scales, start};
-use super::{Format, FormatQ8, FormatTile, Q8Run, Row, dot16, high_nibbles, low_nibbles};
+use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, high_nibbles, low_nibbles, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ5K`](crate::blocks::BlockQ5K).
@@ -27,7 +27,12 @@ pub struct Raw {
 /// bit 5; neither leaves its byte.
 #[inline(always)]
 fn words(raw: &Raw, i: usize, pair: u32) -> [u32; 2] {
-    let (qs, qh) = (raw.qs.to_array()[i], raw.qh.to_array()[i]);
+    values(raw.qs.to_array()[i], raw.qh.to_array()[i], pair)
+}
+
+/// The same from the chunk's word and that of its half of `qh`.
+#[inline(always)]
+fn values(qs: u32, qh: u32, pair: u32) -> [u32; 2] {
     let fifth = qh.rotate_left(4u32.wrapping_sub(2 * pair) & 31);
     [low_nibbles(qs) | fifth & 0x1010_1010, high_nibbles(qs) | fifth >> 1 & 0x1010_1010]
 }
@@ -85,5 +90,33 @@ impl FormatTile for Q5K {
     #[inline(always)]
     fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
         Scales::unpack(raw.head, phase / 2).scale(run)
+    }
+}
+
+impl FormatWide for Q5K {
+    const EXTRA: u32 = 2;
+    const SPAN: u32 = 4;
+    type Scales = U32x4;
+    type Factors = U32x4;
+
+    #[inline(always)]
+    fn extra(step: u32) -> u32 {
+        step / 4 * 2
+    }
+
+    #[inline(always)]
+    unsafe fn scales(row: &Row, group: u32) -> U32x4 {
+        // SAFETY: the caller's promise; a block has eight groups.
+        unsafe { row.stream::<_, 2>(group / 8) }
+    }
+
+    #[inline(always)]
+    fn factors<const L: usize, const G: usize>(head: &[U32x4; L], first: u32, _end: u32) -> [U32x4; G] {
+        Scales::factors(head[0], first)
+    }
+
+    #[inline(always)]
+    fn weights(word: u32, extra: u32, _t: u32, chunk: u32, run: usize, factors: &U32x4) -> [u32; 2] {
+        wide::with_min(values(word, extra, chunk % 8 / 2)[run], factors)
     }
 }

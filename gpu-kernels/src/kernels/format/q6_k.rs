@@ -8,7 +8,10 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes};
+use super::{
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes,
+    wide,
+};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ6K`](crate::blocks::BlockQ6K).
@@ -26,7 +29,12 @@ pub struct Raw {
 /// Four 6-bit values of the first run and four of the second: word `i` of the chunk.
 #[inline(always)]
 fn words(raw: &Raw, i: usize, phase: u32) -> [u32; 2] {
-    let (ql, qh) = (raw.ql.to_array()[i], raw.qh.to_array()[i]);
+    values(raw.ql.to_array()[i], raw.qh.to_array()[i], phase)
+}
+
+/// The same from the chunk's word and that of its piece of `qh`.
+#[inline(always)]
+fn values(ql: u32, qh: u32, phase: u32) -> [u32; 2] {
     let upper = qh >> (phase & 2);
     [low_nibbles(ql) | upper << 4 & 0x3030_3030, high_nibbles(ql) | upper & 0x3030_3030]
 }
@@ -96,5 +104,35 @@ impl FormatTile for Q6K {
     #[inline(always)]
     fn scale(raw: &Raw, phase: u32, run: usize) -> [f32; 2] {
         [convert::f16_to_f32(raw.d) * scale(raw, phase, run), 0.0]
+    }
+}
+
+impl FormatWide for Q6K {
+    const STEP: u32 = 128;
+    const EXTRA: u32 = 2;
+    type Scales = (u8, u16);
+    type Factors = u32;
+
+    #[inline(always)]
+    fn extra(step: u32) -> u32 {
+        step * 2
+    }
+
+    #[inline(always)]
+    unsafe fn scales(row: &Row, group: u32) -> (u8, u16) {
+        // SAFETY: the caller's promise; a block has sixteen groups.
+        unsafe { (row.load::<_, 2>(group), row.load::<_, 3>(group / 16)) }
+    }
+
+    #[inline(always)]
+    fn factors<const L: usize, const G: usize>(scales: &[(u8, u16); L], first: u32, end: u32) -> [u32; G] {
+        wide::each(scales, first, end, |(scale, d), live| {
+            wide::scale(convert::f16_to_f32(*d) * f32::from(scale.cast_signed()), live)
+        })
+    }
+
+    #[inline(always)]
+    fn weights(word: u32, extra: u32, _t: u32, chunk: u32, run: usize, scale: &u32) -> [u32; 2] {
+        wide::symmetric(values(word, extra, chunk % 8)[run], 32.0, *scale)
     }
 }

@@ -4,7 +4,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, Q8Run, Row, dot16, signed_bytes};
+use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, signed_bytes, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ8_0`](crate::blocks::BlockQ8_0).
@@ -57,5 +57,26 @@ impl FormatTile for Q8_0 {
     #[inline(always)]
     fn scale(raw: &Raw, _phase: u32, _run: usize) -> [f32; 2] {
         [convert::f16_to_f32(raw.d), 0.0]
+    }
+}
+
+impl FormatWide for Q8_0 {
+    type Scales = u16;
+    type Factors = u32;
+
+    #[inline(always)]
+    unsafe fn scales(row: &Row, group: u32) -> u16 {
+        // SAFETY: the caller's promise.
+        unsafe { row.load::<_, 1>(group) }
+    }
+
+    #[inline(always)]
+    fn factors<const L: usize, const G: usize>(d: &[u16; L], first: u32, end: u32) -> [u32; G] {
+        wide::each(d, first, end, |d, live| wide::scale(convert::f16_to_f32(*d), live))
+    }
+
+    #[inline(always)]
+    fn weights(word: u32, _extra: u32, _t: u32, _chunk: u32, _run: usize, scale: &u32) -> [u32; 2] {
+        wide::signed(word, *scale)
     }
 }

@@ -138,7 +138,7 @@ impl<const BI: usize, const XI: usize> XLane<BI, XI> {
         }
         // SAFETY: the caller's promise; the launcher has checked that elements of `x` have 32-bit numbers.
         unsafe {
-            let row = |i: usize, per_token: u32| part.x_row(o, p, item::<G>(i, per_token).0);
+            let row = |i: usize, per_token: u32| part.x_row(&o.to, p, item::<G>(i, per_token).0);
             XLane {
                 units: core::array::from_fn(|i| row(i, G::TILE.step / UNIT) * p.cols),
                 blocks: core::array::from_fn(|i| row(i, G::TILE.step / Q8_BLOCK) * (p.cols / Q8_BLOCK)),

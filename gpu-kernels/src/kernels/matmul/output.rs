@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use super::MatmulParams;
 use super::product::{Place, Sums};
 use super::stage::Geometry;
-use super::tile::{Operands, Part};
+use super::tile::{Part, Target};
 use crate::params::WARP;
 
 /// Adds up what the warps along the columns have, and stores the tile.
@@ -14,20 +14,21 @@ use crate::params::WARP;
 /// As [`matmul`](super::tile::matmul).
 #[inline(always)]
 pub(super) unsafe fn finish<G: Geometry, const MT: usize, const NT: usize>(
-    o: &Operands,
+    to: &Target,
     p: &MatmulParams,
     part: &Part,
     at: Place,
     sums: &Sums<MT, NT>,
 ) {
     let k_warps = const { G::WARPS[2] };
+    let first_row = thread::block_idx_y() * G::TILE.rows + at.row;
     let (g, t) = (at.lane / 4, at.lane % 4);
     // SAFETY: the caller's promise; the partial sums take 16·NT bytes a lane, less than a stage.
     unsafe {
         if k_warps == 1 {
             for n in 0..NT {
                 for j in 0..2 {
-                    let out = Out::new::<G>(o, p, part, at.row + g, at.token + 8 * n as u32 + 2 * t + j);
+                    let out = Out::new(to, p, part, first_row + g, at.token + 8 * n as u32 + 2 * t + j);
                     for m in 0..MT {
                         out.store(p, 16 * m as u32, sums[m][n][j as usize]);
                         out.store(p, 16 * m as u32 + 8, sums[m][n][j as usize + 2]);
@@ -56,14 +57,14 @@ pub(super) unsafe fn finish<G: Geometry, const MT: usize, const NT: usize>(
                 sum += partial.get((k * values + value) * others);
             }
             let (n, j) = (value / 4, value % 4);
-            Out::new::<G>(o, p, part, at.row + g, at.token + 8 * n + 2 * t + j % 2).store(p, 8 * (j / 2), sum);
+            Out::new(to, p, part, first_row + g, at.token + 8 * n + 2 * t + j % 2).store(p, 8 * (j / 2), sum);
             value += k_warps;
         }
     }
 }
 
 /// Where a lane's sums of one token go.
-struct Out {
+pub(super) struct Out {
     y: *mut f32,
     /// Null without a bias.
     bias: *const f32,
@@ -72,21 +73,20 @@ struct Out {
 }
 
 impl Out {
-    /// For the tile's row `tile_row` and those after it.
+    /// For the matrix's row `row` and those after it, and the tile's token `token`.
     ///
     /// # Safety
     /// As [`matmul`](super::tile::matmul).
     #[inline(always)]
-    unsafe fn new<G: Geometry>(o: &Operands, p: &MatmulParams, part: &Part, tile_row: u32, token: u32) -> Self {
-        let row = thread::block_idx_y() * G::TILE.rows + tile_row;
+    pub(super) unsafe fn new(to: &Target, p: &MatmulParams, part: &Part, row: u32, token: u32) -> Self {
         let rows = if token < part.n && row < p.rows { p.rows - row } else { 0 };
         // SAFETY: the caller's promise; a place past the end is formed, but not used.
         unsafe {
-            let at = part.route(o, token) as usize * p.y_stride as usize + row as usize;
+            let at = part.route(to, token) as usize * p.y_stride as usize + row as usize;
             let bias = part.expert as usize * p.rows as usize + row as usize;
             Out {
-                y: o.y.wrapping_add(at),
-                bias: if o.bias.is_null() { o.bias } else { o.bias.wrapping_add(bias) },
+                y: to.y.wrapping_add(at),
+                bias: if to.bias.is_null() { to.bias } else { to.bias.wrapping_add(bias) },
                 rows,
             }
         }
@@ -97,7 +97,7 @@ impl Out {
     /// # Safety
     /// As [`matmul`](super::tile::matmul).
     #[inline(always)]
-    unsafe fn store(&self, p: &MatmulParams, further: u32, sum: f32) {
+    pub(super) unsafe fn store(&self, p: &MatmulParams, further: u32, sum: f32) {
         if further >= self.rows {
             return;
         }

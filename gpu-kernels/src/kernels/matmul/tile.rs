@@ -16,6 +16,12 @@ pub(super) struct Operands {
     pub(super) qs: *const i8,
     pub(super) d: *const f32,
     pub(super) s: *const f32,
+    pub(super) to: Target,
+}
+
+/// Where results go, and of which rows they are.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
     pub(super) y: *mut f32,
     pub(super) bias: *const f32,
     pub(super) order: *const u32,
@@ -33,16 +39,16 @@ impl Part {
     /// # Safety
     /// As [`matmul`].
     #[inline(always)]
-    unsafe fn of_block(o: &Operands, p: &MatmulParams, tokens: u32) -> Self {
+    pub(super) unsafe fn of_block(to: &Target, p: &MatmulParams, tokens: u32) -> Self {
         let block = thread::block_idx_x();
-        if o.tiles.is_null() {
+        if to.tiles.is_null() {
             let first = block * tokens;
             return Part { expert: 0, first, n: tokens.min(p.routes - first) };
         }
         // Which expert it is was written by the grid ahead.
         pdl::grid_dependency_wait();
         // SAFETY: there is an entry for every block.
-        let tile: U32x4 = unsafe { ld(o.tiles.add(block as usize)) };
+        let tile: U32x4 = unsafe { ld(to.tiles.add(block as usize)) };
         Part { expert: tile.x, first: tile.y, n: tile.z }
     }
 
@@ -51,10 +57,10 @@ impl Part {
     /// # Safety
     /// As [`matmul`]; the part is not empty.
     #[inline(always)]
-    pub(super) unsafe fn route(&self, o: &Operands, i: u32) -> u32 {
+    pub(super) unsafe fn route(&self, to: &Target, i: u32) -> u32 {
         let at = self.first + if i < self.n { i } else { 0 };
         // SAFETY: the part lies within `order`.
-        if o.order.is_null() { at } else { unsafe { ld(o.order.add(at as usize)) } }
+        if to.order.is_null() { at } else { unsafe { ld(to.order.add(at as usize)) } }
     }
 
     /// The row of `x` for [`Part::route`].
@@ -62,11 +68,11 @@ impl Part {
     /// # Safety
     /// As [`Part::route`].
     #[inline(always)]
-    pub(super) unsafe fn x_row(&self, o: &Operands, p: &MatmulParams, i: u32) -> u32 {
+    pub(super) unsafe fn x_row(&self, to: &Target, p: &MatmulParams, i: u32) -> u32 {
         // SAFETY: the caller's promise; the launcher gives a divisor that is not 0.
         unsafe {
-            let route = self.route(o, i);
-            if o.order.is_null() { route } else { math::div_rem(route, p.x_div).0 }
+            let route = self.route(to, i);
+            if to.order.is_null() { route } else { math::div_rem(route, p.x_div).0 }
         }
     }
 }
@@ -92,7 +98,7 @@ pub(super) unsafe fn matmul<
     // SAFETY: the caller's promise, item by item: rows, chunks, tokens and blocks are clamped or checked where they
     // are formed. A stage is written between the barrier that ends its use and the one that begins it.
     unsafe {
-        let part = Part::of_block(&o, p, G::TILE.tokens);
+        let part = Part::of_block(&o.to, p, G::TILE.tokens);
         if part.n == 0 {
             return; // the whole block
         }
@@ -150,6 +156,6 @@ pub(super) unsafe fn matmul<
             cp_async::wait::<0>();
             block::sync_threads(); // the next stage is whole, and this one is done with
         }
-        finish::<G, MT, NT>(&o, p, &part, at, &sums);
+        finish::<G, MT, NT>(&o.to, p, &part, at, &sums);
     }
 }

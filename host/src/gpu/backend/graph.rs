@@ -9,11 +9,13 @@ use super::batch::{Batch, BatchShape};
 use super::{GpuBackend, Result, device_error};
 use crate::gpu::device::Device;
 
-/// Batches of more rows are prefill: their kernels run long enough to hide a launch, and their shapes hardly
-/// ever repeat.
+/// The kernels of larger batches run long enough to hide a launch.
 const MAX_ROWS: u32 = 64;
-/// Graphs kept. Shapes are few: sequences by powers of two of the context.
-const MAX_GRAPHS: usize = 256;
+/// Longer spans are parts of prompts, whose shapes hardly ever repeat; a step of decoding has one row of a sequence, or
+/// a few drafts.
+const MAX_SPAN_ROWS: u32 = 8;
+/// Graphs kept, each some 100 KB of the host's memory. Shapes are few: sequences by powers of two of the context.
+const MAX_GRAPHS: usize = 128;
 
 /// The shape of a step, its kind, and where its batch lies.
 type Key = (BatchShape, u32, u64);
@@ -44,7 +46,9 @@ impl<D: Device> GpuBackend<D> {
         kind: u32,
         step: impl FnOnce(&mut Self) -> Result,
     ) -> Result {
-        if !self.options.graphs || self.marks.is_on() || batch.shape.rows > MAX_ROWS || !self.device.supports_graphs() {
+        self.large_step = batch.shape.rows > MAX_ROWS;
+        let repeats = !self.large_step && batch.shape.span_rows <= MAX_SPAN_ROWS;
+        if !self.options.graphs || !repeats || self.marks.is_on() || !self.device.supports_graphs() {
             return step(self);
         }
         let key = (batch.shape, kind, batch.address());

@@ -74,8 +74,11 @@ pub struct BackendOptions {
     pub graphs: bool,
     /// Let one kernel do what several operations ask for, where there is such a kernel.
     pub fuse: bool,
-    /// Let a product load its first weights while the kernel before it ends (sm_90 and later).
+    /// Let a product load its first weights while the kernel before it ends (sm_90a and later).
     pub overlap: bool,
+    /// Rows from which on a step's products by quantised weights take bf16 activations in place of int8, where the GPU
+    /// has products for these ([`Properties::wgmma`](super::device::Properties)).
+    pub wide_rows: u32,
     /// Bytes of each of the two pinned buffers that weights go through.
     pub staging_bytes: usize,
 }
@@ -88,6 +91,8 @@ impl Default for BackendOptions {
             graphs: true,
             fuse: true,
             overlap: true,
+            // With fewer, most of a tile would be empty.
+            wide_rows: 96,
             // A copy of 64 MiB takes 1.2 ms at 55 GB/s, a thousand times what it takes to start one.
             staging_bytes: 64 << 20,
         }
@@ -122,6 +127,8 @@ pub struct GpuBackend<D: Device> {
     marks: measure::Marks,
     /// Whether weights may still be under way to the device.
     loading: bool,
+    /// Whether the step has so many rows that its kernels fill the device.
+    large_step: bool,
     graphs: graph::Graphs<D>,
     /// Everything that was allocated for steps. A captured graph holds addresses; this keeps them valid
     /// as long as it can be replayed.
@@ -143,6 +150,7 @@ impl<D: Device> GpuBackend<D> {
             landing: None,
             marks: measure::Marks::default(),
             loading: true,
+            large_step: false,
             graphs: graph::Graphs::default(),
             kept: Vec::new(),
         }
@@ -180,9 +188,10 @@ impl<D: Device> GpuBackend<D> {
     }
 
     /// Whether a kernel may be launched while the one ahead of it still runs, and load its weights before that has
-    /// ended: not while weights may still be under way to the device.
+    /// ended: not while weights may still be under way to the device, nor in a large step, where blocks that wait take
+    /// room from those that work.
     fn dependent(&self) -> bool {
-        self.options.overlap && !self.loading
+        self.options.overlap && !self.loading && !self.large_step
     }
 
     /// Counts an operation's traffic.

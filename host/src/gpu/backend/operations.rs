@@ -1,6 +1,9 @@
 //! [`Backend`], one operation after the other.
 #![expect(unsafe_code, reason = "launchers whose indices were checked when the batch was made")]
 
+use gpu_kernels::kernels::matmul::Tile;
+use gpu_kernels::kernels::matmul::wide::is_wide;
+
 use super::batch::Batch;
 use super::cache::Cache;
 use super::tensor::{Routes, Tensor};
@@ -12,7 +15,7 @@ use crate::backend::{
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, Matvec, Queries, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, FloatProduct, Matvec, Queries, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on those with the same float weights are multiplied together.
@@ -31,7 +34,11 @@ impl<D: Device> GpuBackend<D> {
         groups: Option<RouteGroups<'_>>,
     ) -> Result {
         let op = Matvec { dependent: self.dependent(), ..op };
-        let launched = if self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty()) {
+        let quantised = self.options.activations == Activations::Int8 && ops::takes_q8(op.w.ty());
+        let launched = if let Some(tiles) = self.wide_tiles(&op, groups).filter(|_| quantised) {
+            let x = self.rounded(x, n_x_rows)?;
+            ops::matmul_wide(&*self.device, &op, x, tiles)
+        } else if quantised {
             let x = self.quantised(x, n_x_rows)?;
             let dense = || ops::dense_tile(self.device.properties(), op.w.rows(), op.tokens).map(Tiles::Dense);
             let tiles = if op.experts.is_some() { groups.map(Tiles::Experts) } else { dense() };
@@ -42,12 +49,33 @@ impl<D: Device> GpuBackend<D> {
         } else {
             let (cols, x) = (x.cols(), x.rows(n_x_rows)?);
             if op.experts.is_none() && !ops::takes_q8(op.w.ty()) && op.tokens >= FLOAT_MIN_ROWS {
-                ops::matmul_float(&*self.device, &op, x, cols)
+                let fast = self.options.activations == Activations::Int8 && op.tokens >= GROUP_MIN_ROWS;
+                let form = if fast { FloatProduct::Split } else { FloatProduct::Exact };
+                ops::matmul_float(&*self.device, &op, x, cols, form)
             } else {
                 ops::matvec(&*self.device, &op, x, cols)
             }
         };
         self.done(launched)
+    }
+
+    /// The tiles of a product by warpgroups: those that the routes were grouped for, or those of a dense product in a
+    /// step of many rows.
+    fn wide_tiles<'t>(&self, op: &Matvec<'_>, groups: Option<RouteGroups<'t>>) -> Option<Tiles<'t>> {
+        if op.experts.is_some() {
+            return groups.filter(|groups| is_wide(groups.tile)).map(Tiles::Experts);
+        }
+        let many = op.tokens >= self.options.wide_rows;
+        let tile = || ops::wide_dense_tile(self.device.properties(), op.w.rows(), op.tokens);
+        many.then(tile).flatten().map(Tiles::Dense)
+    }
+
+    /// What routes of a step of `n` rows are grouped for; nothing for few rows.
+    fn route_tile(&self, n: u32, n_routes: u32, n_expert: u32) -> Option<Tile> {
+        let int8 = self.options.activations == Activations::Int8;
+        let wide = || ops::wide_expert_tile(self.device.properties(), n_routes, n_expert);
+        let wide = (int8 && n >= self.options.wide_rows).then(wide).flatten();
+        wide.or_else(|| (int8 && n >= GROUP_MIN_ROWS).then(|| ops::expert_tile(n_routes, n_expert)))
     }
 
     /// `out = w·x`, or `out += w·x`, for `n` rows.
@@ -350,8 +378,7 @@ impl<D: Device> Backend for GpuBackend<D> {
     ) -> Result {
         let n_routes = routes.n_routes(batch.shape.rows)?;
         let (logits, n_expert) = (logits.rows(batch.shape.rows)?, logits.cols());
-        let wanted = self.options.activations == Activations::Int8 && batch.shape.rows >= GROUP_MIN_ROWS;
-        routes.set_tile(wanted.then(|| ops::expert_tile(n_routes, n_expert)));
+        routes.set_tile(self.route_tile(batch.shape.rows, n_routes, n_expert));
         let (ids, weights) = (routes.ids(n_routes)?, routes.weights(n_routes)?);
         let bias = bias.map(|bias| bias.data.slice());
         let launched = ops::softmax_topk(&*self.device, logits, bias, ids, weights, n_expert, routes.n_used, rule);

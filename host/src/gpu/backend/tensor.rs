@@ -12,9 +12,9 @@ use super::{Activations, GpuBackend, Result, device_error};
 use crate::backend::Error;
 use crate::gpu::device::Device;
 use crate::gpu::memory::{Buffer, Slice};
-use crate::gpu::ops::{self, Q8, RouteGroups};
+use crate::gpu::ops::{self, Bf16, Q8, RouteGroups};
 
-/// f32 activations `[rows, cols]`, and their int8 form where a product takes that.
+/// f32 activations `[rows, cols]`, and their int8 and bf16 forms where a product takes these.
 pub struct Tensor<D: Device> {
     data: Arc<Buffer<D, f32>>,
     rows: u32,
@@ -23,6 +23,9 @@ pub struct Tensor<D: Device> {
     q8: OnceCell<Quantised<D>>,
     /// Rows whose int8 form is that of `data` as it is now; writing makes it 0.
     n_quantised: Cell<u32>,
+    /// The same of the bf16 form.
+    bf16: OnceCell<Arc<Buffer<D, u16>>>,
+    n_bf16: Cell<u32>,
 }
 
 /// The int8 form of a tensor.
@@ -35,7 +38,8 @@ struct Quantised<D: Device> {
 impl<D: Device> Tensor<D> {
     pub(super) fn new(backend: &mut GpuBackend<D>, rows: u32, cols: u32) -> Result<Self> {
         let data = backend.keep_zeroed("activations", rows as usize * cols as usize)?;
-        Ok(Tensor { data, rows, cols, q8: OnceCell::new(), n_quantised: Cell::new(0) })
+        let (q8, bf16) = (OnceCell::new(), OnceCell::new());
+        Ok(Tensor { data, rows, cols, q8, n_quantised: Cell::new(0), bf16, n_bf16: Cell::new(0) })
     }
 
     /// Columns.
@@ -59,6 +63,7 @@ impl<D: Device> Tensor<D> {
     /// The first `n` rows, to write.
     pub(super) fn rows_mut(&mut self, n: u32) -> Result<Slice<'_, f32>> {
         self.n_quantised.set(0);
+        self.n_bf16.set(0);
         self.rows(n)
     }
 }
@@ -74,6 +79,7 @@ impl<D: Device> Tensor<D> {
     pub(super) fn both_mut(&mut self, n: u32) -> Result<Option<(Slice<'_, f32>, Q8<'_>)>> {
         let Some(q8) = self.q8.get() else { return Ok(None) };
         self.n_quantised.set(n);
+        self.n_bf16.set(0);
         Ok(Some((self.rows(n)?, q8.view(self.cols))))
     }
 }
@@ -101,7 +107,24 @@ impl<D: Device> GpuBackend<D> {
     pub(super) fn quantised_mut<'t>(&mut self, out: &'t mut Tensor<D>, n: u32) -> Result<Q8<'t>> {
         let q8 = self.int8_form(out)?;
         out.n_quantised.set(n);
+        out.n_bf16.set(0);
         Ok(q8)
+    }
+
+    /// The bf16 form of the first `n` rows, rounded where it is out of date.
+    pub(super) fn rounded<'t>(&mut self, x: &'t Tensor<D>, n: u32) -> Result<Bf16<'t>> {
+        if x.bf16.get().is_none() {
+            let bf16 = self.keep("bf16 activations", x.rows as usize * x.cols as usize)?;
+            // Nobody else can have set it meanwhile.
+            let _ = x.bf16.set(bf16);
+        }
+        let bf16 = Bf16 { x: x.bf16.get().expect("set above").slice(), cols: x.cols };
+        if x.n_bf16.get() < n {
+            let launched = ops::to_bf16(&*self.device, x.rows(n)?, x.cols, bf16, n);
+            self.done(launched)?;
+            x.n_bf16.set(n);
+        }
+        Ok(bf16)
     }
 
     /// The int8 form of the first `n` rows, quantised where it is out of date.

@@ -1,5 +1,6 @@
 //! Launchers of `matmul_*`.
 
+use cuda_std::U32x4;
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matmul::{self as kernels, MatmulParams, TILES, Tile};
@@ -44,6 +45,87 @@ pub enum Tiles<'a> {
     Experts(RouteGroups<'a>),
 }
 
+impl Tiles<'_> {
+    /// Their size.
+    pub fn tile(self) -> Tile {
+        match self {
+            Tiles::Dense(tile) => tile,
+            Tiles::Experts(groups) => groups.tile,
+        }
+    }
+}
+
+/// A product's rows, cut into tiles.
+pub(super) struct Cut {
+    pub(super) tile: Tile,
+    n_tiles: u32,
+    routes: u32,
+    /// What the kernels take; null for dense products.
+    pub(super) order: *const u32,
+    pub(super) list: *const U32x4,
+}
+
+impl Cut {
+    /// Checks the tiles of an operation, which are among `there`.
+    pub(super) fn new<D: Device>(
+        check: Check,
+        device: &D,
+        op: &Matvec<'_>,
+        tiles: Tiles<'_>,
+        there: &[Tile],
+    ) -> Result<Cut> {
+        let of_experts = matches!(tiles, Tiles::Experts(_));
+        check.that("tiles", of_experts == op.experts.is_some(), "tiles of experts are for products of experts")?;
+        let (n_expert, routes) = (op.w.n_expert(), op.tokens * op.n_used());
+        let cut = match tiles {
+            Tiles::Dense(tile) => {
+                let n_tiles = routes.div_ceil(tile.tokens);
+                Cut { tile, n_tiles, routes, order: std::ptr::null(), list: std::ptr::null() }
+            }
+            Tiles::Experts(groups) => {
+                groups.check(check, device, routes, n_expert)?;
+                check.apart("y", op.y, groups.order)?;
+                check.apart("y", op.y, groups.tiles)?;
+                let n_tiles = groups.n_tiles(routes, n_expert);
+                Cut { tile: groups.tile, n_tiles, routes, order: groups.order.ptr(), list: groups.tiles.ptr() }
+            }
+        };
+        check.that("tiles", there.contains(&cut.tile), "no kernel has such tiles")?;
+        Ok(cut)
+    }
+
+    /// The grid.
+    pub(super) fn grid(&self, check: Check, op: &Matvec<'_>) -> Result<[u32; 3]> {
+        let blocks = op.w.rows().div_ceil(self.tile.rows);
+        check.grid_yz("w", blocks)?;
+        Ok([self.n_tiles, blocks, 1])
+    }
+
+    /// The kernels' scalars.
+    pub(super) fn params(&self, op: &Matvec<'_>) -> MatmulParams {
+        let w = op.w;
+        MatmulParams {
+            planes: w.planes(),
+            rows: w.rows(),
+            cols: w.cols(),
+            chunks: w.chunks(),
+            routes: self.routes,
+            y_stride: op.y_stride,
+            x_div: op.experts.filter(|experts| experts.shared_x).map_or(1, |experts| experts.n_used),
+            accumulate: u32::from(op.accumulate),
+            warp_blocks: kernels::WARP_BLOCKS,
+        }
+    }
+
+    /// Bytes of weights and results: each expert's weights once, at most as many experts as routes.
+    pub(super) fn bytes(&self, op: &Matvec<'_>) -> u64 {
+        let (w, y_bytes) = (op.w, if op.accumulate { 8 } else { 4 });
+        let matrices = if op.experts.is_some() { w.n_expert().min(self.routes) } else { 1 };
+        u64::from(matrices) * u64::from(w.rows()) * w.row_bytes()
+            + u64::from(self.routes) * u64::from(w.rows()) * y_bytes
+    }
+}
+
 /// The product with quantised activations, in tiles.
 ///
 /// # Errors
@@ -62,38 +144,12 @@ pub fn matmul_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>, tiles: Tiles
     check.apart("y", op.y, x.s)?;
     check.aligned("s", x.s, 8)?;
     check.that("x", x_rows * u64::from(x.cols) <= 1 << 32, "more than 2^32 elements")?;
-    let of_experts = matches!(tiles, Tiles::Experts(_));
-    check.that("tiles", of_experts == op.experts.is_some(), "tiles of experts are for products of experts")?;
-    let (w, routes) = (op.w, op.tokens * op.n_used());
-    let (tile, n_tiles, order, list) = match tiles {
-        Tiles::Dense(tile) => {
-            check.that("tiles", TILES.contains(&tile), "no kernel has such tiles")?;
-            (tile, routes.div_ceil(tile.tokens), std::ptr::null(), std::ptr::null())
-        }
-        Tiles::Experts(groups) => {
-            groups.check(check, device, routes, w.n_expert())?;
-            check.apart("y", op.y, groups.order)?;
-            check.apart("y", op.y, groups.tiles)?;
-            (groups.tile, groups.n_tiles(routes, w.n_expert()), groups.order.ptr(), groups.tiles.ptr())
-        }
-    };
-    let blocks = w.rows().div_ceil(tile.rows);
-    check.grid_yz("w", blocks)?;
-    let params = MatmulParams {
-        planes: w.planes(),
-        rows: w.rows(),
-        cols: w.cols(),
-        chunks: w.chunks(),
-        routes,
-        y_stride: op.y_stride,
-        x_div: op.experts.filter(|experts| experts.shared_x).map_or(1, |experts| experts.n_used),
-        accumulate: u32::from(op.accumulate),
-        warp_blocks: kernels::WARP_BLOCKS,
-    };
+    let cut = Cut::new(check, device, op, tiles, &TILES)?;
+    let (w, tile) = (op.w, cut.tile);
     let (_, bias) = op.optional();
     let (qs, d, s) = (x.qs.ptr(), x.d.ptr(), x.s.ptr());
-    let args = (w.data().ptr(), qs, d, s, op.y.ptr_mut(), bias, order, list, params);
-    let launch = Launch::grid([n_tiles, blocks, 1], tile.threads).shared(tile.shared_bytes(w.ty()));
+    let args = (w.data().ptr(), qs, d, s, op.y.ptr_mut(), bias, cut.order, cut.list, cut.params(op));
+    let launch = Launch::grid(cut.grid(check, op)?, tile.threads).shared(tile.shared_bytes(w.ty()));
     let launch = Launch { pdl: op.dependent && device.properties().capability >= (9, 0), ..launch };
     macro_rules! launch {
         ($($ty:ident: $n8:ident $n16:ident $n32:ident $n64:ident $n128:ident),+) => {
@@ -129,9 +185,5 @@ pub fn matmul_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>, tiles: Tiles
         Q5_1: matmul_q5_1_n8 matmul_q5_1_n16 matmul_q5_1_n32 matmul_q5_1_n64 matmul_q5_1_n128,
         Mxfp4: matmul_mxfp4_n8 matmul_mxfp4_n16 matmul_mxfp4_n32 matmul_mxfp4_n64 matmul_mxfp4_n128
     );
-    // Each expert's weights once, at most as many experts as routes; activations and results once.
-    let matrices = if of_experts { w.n_expert().min(routes) } else { 1 };
-    let y_bytes = if op.accumulate { 8 } else { 4 };
-    let weights = u64::from(matrices) * u64::from(w.rows()) * w.row_bytes();
-    Ok(weights + Q8::bytes(x_rows * u64::from(w.cols())) + u64::from(routes) * u64::from(w.rows()) * y_bytes)
+    Ok(cut.bytes(op) + Q8::bytes(x_rows * u64::from(w.cols())))
 }

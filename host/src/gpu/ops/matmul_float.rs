@@ -1,10 +1,11 @@
-//! Launcher of `matmul_f32`, `matmul_f16` and `matmul_bf16`.
+//! Launchers of `matmul_f32`, `matmul_f16` and `matmul_bf16`, and of their forms for tensor cores.
 
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::matmul_float::{
     self as kernels, FEW_ROWS, FEW_THREADS, FEW_TOKENS, MatmulFloatParams, ROWS, SHARED_BYTES, THREADS, TOKENS,
 };
+use gpu_kernels::kernels::matmul_split as split;
 
 use super::{Check, Matvec, OpError, Result};
 use crate::gpu::device::Device;
@@ -13,13 +14,28 @@ use crate::gpu::memory::Slice;
 /// Tokens from which on they are taken in tiles of 64: fewer would leave most of a tile idle.
 const TILE_MIN_TOKENS: u32 = 48;
 
+/// How float weights and activations are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatProduct {
+    /// In f32.
+    Exact,
+    /// On the tensor cores, to about 2⁻¹⁶ of each product.
+    Split,
+}
+
 /// The dense product of float weights with f32 activations, whose rows are `x_stride` elements apart, for
 /// several tokens at a time.
 ///
 /// # Errors
 /// As [`matvec`](super::matvec); [`OpError::Type`] for quantised weights.
-#[expect(unsafe_code, reason = "a launch")]
-pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x_stride: u32) -> Result<u64> {
+#[expect(unsafe_code, reason = "launches")]
+pub fn matmul_float<D: Device>(
+    device: &D,
+    op: &Matvec<'_>,
+    x: Slice<'_, f32>,
+    x_stride: u32,
+    form: FloatProduct,
+) -> Result<u64> {
     let check = Check("matmul_float");
     if op.tokens == 0 {
         return Ok(0);
@@ -33,17 +49,25 @@ pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x
     check.aligned("x", x, 16)?;
     check.apart("y", op.y, x)?;
     let few = op.tokens < TILE_MIN_TOKENS;
-    let launch = if few {
-        Launch::grid([w.rows().div_ceil(FEW_ROWS), op.tokens.div_ceil(FEW_TOKENS), 1], FEW_THREADS)
-    } else {
-        let grid = [op.tokens.div_ceil(TOKENS), w.rows().div_ceil(ROWS), 1];
-        Launch::grid(grid, THREADS).shared(SHARED_BYTES)
+    let (rows, tokens) = (w.rows(), op.tokens);
+    let launch = match form {
+        FloatProduct::Exact if few => {
+            Launch::grid([rows.div_ceil(FEW_ROWS), tokens.div_ceil(FEW_TOKENS), 1], FEW_THREADS)
+        }
+        FloatProduct::Exact => {
+            Launch::grid([tokens.div_ceil(TOKENS), rows.div_ceil(ROWS), 1], THREADS).shared(SHARED_BYTES)
+        }
+        FloatProduct::Split => {
+            let tile = if few { split::FEW } else { split::MANY };
+            let grid = [tokens.div_ceil(tile.tokens), rows.div_ceil(tile.rows), 1];
+            Launch::grid(grid, split::THREADS).shared(tile.shared_bytes())
+        }
     };
     check.grid_yz("w", launch.grid[1])?;
     let params = MatmulFloatParams {
-        rows: w.rows(),
+        rows,
         cols: w.cols(),
-        tokens: op.tokens,
+        tokens,
         x_stride,
         y_stride: op.y_stride,
         accumulate: u32::from(op.accumulate),
@@ -52,20 +76,32 @@ pub fn matmul_float<D: Device>(device: &D, op: &Matvec<'_>, x: Slice<'_, f32>, x
     let launch = Launch { pdl: op.dependent && device.properties().capability >= (9, 0), ..launch };
     let args = (w.data().ptr(), x.ptr(), op.y.ptr_mut(), bias, params);
     macro_rules! launch {
-        ($($ty:ident: $many:ident $few:ident),+) => {
-            match (w.ty(), few) {
+        ($($ty:ident: $many:ident $few:ident $split:ident $split_few:ident),+) => {
+            match (w.ty(), form, few) {
                 $(
                     // SAFETY: `Matrix` has checked the weights, `Matvec::check` and the lines above the other
                     // operands; the grid covers rows and tokens, of which there are some.
-                    (GgmlType::$ty, false) => unsafe { device.launch(kernels::$many, launch, args)? },
+                    (GgmlType::$ty, FloatProduct::Exact, false) => unsafe {
+                        device.launch(kernels::$many, launch, args)?
+                    },
                     // SAFETY: as above.
-                    (GgmlType::$ty, true) => unsafe { device.launch(kernels::$few, launch, args)? },
+                    (GgmlType::$ty, FloatProduct::Exact, true) => unsafe { device.launch(kernels::$few, launch, args)? },
+                    // SAFETY: as above.
+                    (GgmlType::$ty, FloatProduct::Split, false) => unsafe { device.launch(split::$split, launch, args)? },
+                    // SAFETY: as above.
+                    (GgmlType::$ty, FloatProduct::Split, true) => unsafe {
+                        device.launch(split::$split_few, launch, args)?
+                    },
                 )+
-                (ty, _) => return Err(OpError::Type { op: "matmul_float", ty }),
+                (ty, ..) => return Err(OpError::Type { op: "matmul_float", ty }),
             }
         };
     }
-    launch!(F32: matmul_f32 matmul_f32_few, F16: matmul_f16 matmul_f16_few, Bf16: matmul_bf16 matmul_bf16_few);
-    let (rows, cols, y_bytes) = (u64::from(w.rows()), u64::from(w.cols()), if op.accumulate { 8 } else { 4 });
+    launch!(
+        F32: matmul_f32 matmul_f32_few matmul_f32_split matmul_f32_split_few,
+        F16: matmul_f16 matmul_f16_few matmul_f16_split matmul_f16_split_few,
+        Bf16: matmul_bf16 matmul_bf16_few matmul_bf16_split matmul_bf16_split_few
+    );
+    let (rows, cols, y_bytes) = (u64::from(rows), u64::from(w.cols()), if op.accumulate { 8 } else { 4 });
     Ok(rows * w.row_bytes() + x_rows * (4 * cols + y_bytes * rows))
 }

@@ -18,6 +18,7 @@ mod heads;
 mod kv_cache;
 mod matmul;
 mod matmul_float;
+mod matmul_wide;
 mod matrix;
 mod matvec;
 mod matvecs;
@@ -32,6 +33,7 @@ mod rope;
 mod route_groups;
 mod sample;
 mod ssm;
+mod to_bf16;
 
 pub mod bench;
 
@@ -56,7 +58,8 @@ pub use gate_up::{GateUp, Routing, SharedAct, gate_up, takes_gate_up, takes_rout
 pub use heads::{Heads, attention_heads};
 pub use kv_cache::{KvSlice, MIN_SPAN_ROWS, Placement, kv_cache_write};
 pub use matmul::{Tiles, dense_tile, expert_tile, matmul_q8};
-pub use matmul_float::matmul_float;
+pub use matmul_float::{FloatProduct, matmul_float};
+pub use matmul_wide::{matmul_wide, wide_dense_tile, wide_expert_tile};
 pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use matvecs::{Product, common_type, matvecs};
@@ -74,6 +77,7 @@ pub use ssm::{
     Decay, DeltaStep, MAX_STEP_ROWS, Spans, chunk_elems, ssm_conv1d, ssm_delta_net, ssm_delta_step, ssm_gated_norm,
     ssm_gated_norm_q8, takes_delta_net,
 };
+pub use to_bf16::{Bf16, to_bf16};
 
 /// The result of a launcher.
 pub type Result<T> = std::result::Result<T, OpError>;

@@ -2,6 +2,7 @@
 
 use cuda_std::U32x4;
 use cuda_std::launch::Launch;
+use gpu_kernels::kernels::matmul::wide::WIDE_TILES;
 use gpu_kernels::kernels::matmul::{TILES, Tile};
 use gpu_kernels::kernels::route_groups as kernels;
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
@@ -29,7 +30,8 @@ impl RouteGroups<'_> {
 
     /// Checks that there is room for so many routes.
     pub(super) fn check<D: Device>(&self, check: Check, device: &D, routes: u32, n_expert: u32) -> Result<()> {
-        check.that("tiles", TILES.contains(&self.tile), "for a tile that no kernel has")?;
+        let there = TILES.contains(&self.tile) || WIDE_TILES.contains(&self.tile);
+        check.that("tiles", there, "for a tile that no kernel has")?;
         check.rows("order", self.order, 1, u64::from(routes), u64::from(routes))?;
         let n_tiles = u64::from(self.n_tiles(routes, n_expert));
         check.rows("tiles", self.tiles, 1, n_tiles, n_tiles)?;

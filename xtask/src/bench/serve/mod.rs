@@ -183,6 +183,8 @@ impl Server {
         let mut command = Command::new(host);
         command.args(["serve", "--port", "0", "--ctx", "4096", "--device", device, "-m"]).arg(model);
         command.args(["--slots", &load.slots.to_string(), "--queue", &(load.clients / 2).to_string()]);
+        // On a GPU int8 activations depend on how many rows a step has, as far as they are rounded.
+        command.args(["--activations", "f32", "--kv", "f32"]);
         command.env_remove("ZINC_API_KEY").stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot run {}", host.display()))?;
         let mut lines = BufReader::new(child.stderr.take().context("stderr is a pipe")?).lines();

@@ -4,46 +4,62 @@
 
 use cuda_std::U32x4;
 use gpu_kernels::blocks::GgmlType;
+use gpu_kernels::kernels::matmul::wide::{WIDE_TILES, is_wide};
 use gpu_kernels::kernels::matmul::{TILES, Tile};
 
 use super::{Bench, N_EXPERT, N_USED, Result, fill_random};
-use crate::gpu::device::Device;
+use crate::gpu::device::{Device, Properties};
 use crate::gpu::memory::Buffer;
 use crate::gpu::ops::{
-    Experts, Matrix, Matvec, Q8, RouteGroups, Tiles, expert_tile, matmul_float, matmul_q8, matvec_q8, max_tiles,
-    route_groups,
+    Bf16, Experts, FloatProduct, Matrix, Matvec, Q8, RouteGroups, Tiles, expert_tile, matmul_float, matmul_q8,
+    matmul_wide, matvec_q8, max_tiles, route_groups,
 };
 
-/// Quantised activations of their own: there are more than the others take.
+/// Quantised and rounded activations of their own: there are more than the others take.
 struct X<D: Device> {
     qs: Buffer<D, i8>,
     d: Buffer<D, f32>,
     s: Buffer<D, f32>,
+    bf16: Buffer<D, u16>,
     cols: u32,
 }
 
 impl<D: Device> X<D> {
     fn new(device: &D, rows: u32, cols: u32) -> Result<Self> {
         let n = rows as usize * cols as usize;
-        let x = X { qs: device.alloc(n)?, d: device.alloc_zeroed(n / 32)?, s: device.alloc_zeroed(n / 16)?, cols };
+        let (d, s) = (device.alloc_zeroed(n / 32)?, device.alloc_zeroed(n / 16)?);
+        let x = X { qs: device.alloc(n)?, d, s, bf16: device.alloc(n)?, cols };
         fill_random(device, x.qs.slice())?;
+        fill_random(device, x.bf16.slice())?;
         Ok(x)
     }
 
     fn q8(&self) -> Q8<'_> {
         Q8 { qs: self.qs.slice(), d: self.d.slice(), s: self.s.slice(), cols: self.cols }
     }
+
+    /// The product with them: in tiles, or without any.
+    fn multiply(&self, device: &D, op: &Matvec<'_>, tiles: Option<Tiles<'_>>) -> Result<u64> {
+        match tiles {
+            Some(tiles) if is_wide(tiles.tile()) => {
+                matmul_wide(device, op, Bf16 { x: self.bf16.slice(), cols: self.cols }, tiles)
+            }
+            Some(tiles) => matmul_q8(device, op, self.q8(), tiles),
+            None => matvec_q8(device, op, self.q8()),
+        }
+    }
 }
 
-/// The tiles that are no larger than so many tokens need.
-fn tiles_up_to(tokens: u32) -> impl Iterator<Item = Tile> {
-    TILES.into_iter().filter(move |tile| tile.tokens < 2 * tokens.next_multiple_of(8))
+/// The tiles that are no larger than so many tokens need, and those of warpgroups where the device has them.
+fn tiles_up_to(device: &Properties, tokens: u32) -> impl Iterator<Item = Tile> {
+    let wide = WIDE_TILES.into_iter().take(if device.wgmma { 2 } else { 0 });
+    TILES.into_iter().filter(move |tile| tile.tokens < 2 * tokens.next_multiple_of(8)).chain(wide)
 }
 
 /// The operation's name, and what is to be said of its form.
 fn form(tile: Option<Tile>) -> (&'static str, String) {
     match tile {
-        Some(tile) => ("matmul_q8", format!(", tiles of {}", tile.tokens)),
+        Some(tile) => (if is_wide(tile) { "matmul_wide" } else { "matmul_q8" }, format!(", tiles of {}", tile.tokens)),
         None => ("matvec_q8", String::new()),
     }
 }
@@ -56,7 +72,7 @@ impl<D: Device> Bench<'_, D> {
         for &tokens in tokens {
             let shapes = if small { [[40, 256]; 2] } else { [[8192, 2048], [2048, 4096]] };
             for [rows, cols] in shapes {
-                for tile in tiles_up_to(tokens) {
+                for tile in tiles_up_to(self.device.properties(), tokens) {
                     self.dense_tiles(GgmlType::Q8_0, [rows, cols], tokens, Some(tile))?;
                 }
                 if tokens <= 32 {
@@ -67,12 +83,13 @@ impl<D: Device> Bench<'_, D> {
             let shapes = if small { [[40, 256]; 2] } else { [[512, 2048], [2048, 512]] };
             self.grouping(n_expert, tokens)?;
             let whole = tokens <= 32;
-            for tile in tiles_up_to(tokens).map(Some).chain(whole.then_some(None)) {
+            for tile in tiles_up_to(self.device.properties(), tokens).map(Some).chain(whole.then_some(None)) {
                 self.expert_tiles(GgmlType::Q4K, n_expert, shapes[0], tokens, true, tile)?;
                 self.expert_tiles(GgmlType::Q5K, n_expert, shapes[1], tokens, false, tile)?;
             }
             let [rows, cols] = if small { [8, 64] } else { [256, 2048] };
-            self.float_tiles(rows, cols, tokens)?;
+            self.float_tiles(rows, cols, tokens, FloatProduct::Exact)?;
+            self.float_tiles(rows, cols, tokens, FloatProduct::Split)?;
         }
         Ok(())
     }
@@ -92,10 +109,7 @@ impl<D: Device> Bench<'_, D> {
             for i in 0..launches {
                 let w = Matrix::new(self.weights.part(i * bytes..(i + 1) * bytes)?, ty, 1, rows, cols)?;
                 let op = Matvec::new(w, y.slice(), tokens);
-                moved = match tile {
-                    Some(tile) => matmul_q8(device, &op, x.q8(), Tiles::Dense(tile))?,
-                    None => matvec_q8(device, &op, x.q8())?,
-                };
+                moved = x.multiply(device, &op, tile.map(Tiles::Dense))?;
             }
             Ok(())
         })? / launches as f64;
@@ -165,10 +179,7 @@ impl<D: Device> Bench<'_, D> {
         let op = Matvec { experts: Some(experts), ..Matvec::new(w, y.slice(), tokens) };
         let mut moved = 0;
         let us = self.time_graph(&mut || {
-            moved = match groups {
-                Some(groups) => matmul_q8(device, &op, x.q8(), Tiles::Experts(groups))?,
-                None => matvec_q8(device, &op, x.q8())?,
-            };
+            moved = x.multiply(device, &op, groups.map(Tiles::Experts))?;
             Ok(())
         })?;
         let (op, form) = form(tile);
@@ -177,20 +188,20 @@ impl<D: Device> Bench<'_, D> {
         Ok(())
     }
 
-    fn float_tiles(&mut self, rows: u32, cols: u32, tokens: u32) -> Result<()> {
+    fn float_tiles(&mut self, rows: u32, cols: u32, tokens: u32, form: FloatProduct) -> Result<()> {
         let device = self.device;
         let w = Matrix::new(self.weights.slice(), GgmlType::F32, 1, rows, cols)?;
         let x = self.floats(tokens as usize * cols as usize)?;
         let y = device.alloc::<f32>(tokens as usize * rows as usize)?;
         let mut moved = 0;
         let us = self.time_graph(&mut || {
-            moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), x.slice(), cols)?;
+            moved = matmul_float(device, &Matvec::new(w, y.slice(), tokens), x.slice(), cols, form)?;
             Ok(())
         })?;
         self.push_product(
             "matmul_float",
             "F32",
-            format!("{tokens} x {rows} x {cols}"),
+            format!("{tokens} x {rows} x {cols}{}", if form == FloatProduct::Split { " split" } else { "" }),
             moved,
             us,
             [tokens, rows, cols],
