@@ -75,6 +75,17 @@ impl MatvecShape {
         }
     }
 
+    /// The unrolling where a lane goes on from row to row with the next step's weights in flight
+    /// ([`sweep`](crate::kernels::matvec)), which takes twice the registers for them.
+    pub const fn swept(ty: GgmlType) -> Self {
+        match ty {
+            GgmlType::Q8_0 => Self { rows: 2, steps: 4 },
+            GgmlType::Q4K => Self { rows: 2, steps: 2 },
+            GgmlType::Q5K | GgmlType::Q6K => Self { rows: 2, steps: 1 },
+            _ => Self { rows: 2, steps: 2 },
+        }
+    }
+
     /// `log2` of the lanes that share a row of `chunks` chunks: the whole warp where the row fills it,
     /// fewer for shorter rows, so that lanes are not idle; never less than a block's chunks, see
     /// [`Format`](crate::kernels::format::Format). Matrices in F32 have few rows (routers, gates), of which a warp

@@ -10,7 +10,7 @@ use host::backend::{Batch, Choose, Draw, PAGE_TOKENS, Span};
 use host::cpu::CpuBackend;
 use host::cuda::{CudaDevice, KernelSource, Selector};
 use host::gguf::Gguf;
-use host::gpu::{Activations, BackendOptions, Device, Emulated, GpuBackend};
+use host::gpu::{Activations, BackendOptions, Device, Emulated, GpuBackend, KvType};
 use host::model::distance::Distance;
 use host::model::golden::{self, Case, Expected};
 use host::model::{Executor, Limits, Session};
@@ -127,16 +127,11 @@ fn int8_activations_stay_near_the_golden_logits() {
 }
 
 /// Logits of every position, the sequence cut into chunks of at most so many rows.
-fn in_chunks<D: Device>(device: &Arc<D>, case: &Case, n: usize, chunk: usize) -> Vec<Vec<f32>> {
-    in_chunks_with(device, options(Activations::Int8), case, n, chunk)
-}
-
-fn in_chunks_with<D: Device>(
+fn in_chunks<D: Device>(
     device: &Arc<D>,
-    options: BackendOptions,
     case: &Case,
-    n: usize,
-    chunk: usize,
+    (n, chunk): (usize, usize),
+    options: BackendOptions,
 ) -> Vec<Vec<f32>> {
     let limits = Limits { n_pages: 1, n_slots: 1, n_batch: chunk as u32, n_outputs: chunk as u32 };
     let mut session = session(device, options, &case.model, limits);
@@ -160,9 +155,9 @@ fn in_chunks_with<D: Device>(
 fn tiles_agree_with_single_rows<D: Device>(device: &Arc<D>) {
     for case in tiny_cases() {
         let n = case.tokens.len().min(20);
-        let single = in_chunks(device, &case, n, 1);
+        let single = in_chunks(device, &case, (n, 1), options(Activations::Int8));
         for chunk in [n, 9, 5] {
-            let tiled = in_chunks(device, &case, n, chunk);
+            let tiled = in_chunks(device, &case, (n, chunk), options(Activations::Int8));
             let mut errors: Vec<f64> = tiled.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
             assert_eq!(errors.len(), n);
             errors.sort_by(f64::total_cmp);
@@ -236,10 +231,10 @@ fn grouped_experts_agree_with_single_rows<D: Device>(device: &Arc<D>) {
     assert_eq!(cases.len(), 3);
     for case in cases {
         let n = case.tokens.len().min(22);
-        let single = in_chunks(device, &case, n, 1);
+        let single = in_chunks(device, &case, (n, 1), options(Activations::Int8));
         let [vectors, tiles] = [u32::MAX, 0].map(|routes_per_expert| {
             let options = BackendOptions { routes_per_expert, ..options(Activations::Int8) };
-            in_chunks_with(device, options, &case, n, 11)
+            in_chunks(device, &case, (n, 11), options)
         });
         assert!(vectors != tiles, "{}: both took the same way", case.name);
         let mut errors: Vec<f64> = vectors.iter().zip(&single).map(|(a, b)| relative_l2(a, b)).collect();
@@ -262,12 +257,13 @@ fn grouped_experts_agree_with_single_rows_on_the_gpu() {
     }
 }
 
-/// Logits of two sequences of a case, fused or not.
+/// Logits of two sequences of a case, and of a few tokens one by one, fused or not.
 fn logits<D: Device>(device: &Arc<D>, case: &Case, options: BackendOptions) -> Vec<Vec<f32>> {
     let limits = Limits { n_pages: 3, n_slots: 2, n_batch: 8, n_outputs: 8 };
     let mut session = session(device, options, &case.model, limits);
     let mut all = Vec::new();
     two_sequences(&mut session, case, |_, logits| all.push(logits.to_vec()));
+    all.extend(in_chunks(device, case, (5, 1), options));
     all
 }
 
@@ -278,6 +274,8 @@ fn fusing_changes_nothing<D: Device>(device: &Arc<D>) {
     for case in tiny_cases() {
         let (name, delta_net) = (case.name.as_str(), case.name == "qwen35moe");
         let options = options(if delta_net { Activations::F32 } else { Activations::Int8 });
+        // Of keys in f16, attention of a row alone in its sequence makes them ready itself.
+        let options = BackendOptions { kv: if delta_net { KvType::F32 } else { KvType::F16 }, ..options };
         let [with, without] = [true, false].map(|fuse| logits(device, &case, BackendOptions { fuse, ..options }));
         assert!(!with.is_empty() && with.len() == without.len());
         let mut errors: Vec<f64> = with.iter().zip(&without).map(|(a, b)| relative_l2(a, b)).collect();

@@ -46,7 +46,7 @@ const INTRODUCED: [(&str, Version); 29] = [
     ("fence.mbarrier_init", (8, 0)),
     ("fence.proxy.async", (8, 0)),
     ("setmaxnreg", (8, 0)),
-    ("wgmma", (8, 0)),
+    ("wgmma.", (8, 0)),
     (".e4m3x2", (8, 1)),
     (".e5m2x2", (8, 1)),
     ("multimem", (8, 1)),
@@ -246,6 +246,7 @@ mod tests {
         assert_eq!(version_of(&with("griddepcontrol.wait")), (7, 8));
         assert_eq!(version_of(&with("ld.global.L1::no_allocate.v4.u32 {a,b,c,d}, [p]")), (7, 4));
         assert_eq!(version_of(&with("// griddepcontrol.wait")), (7, 0));
+        assert_eq!(version_of(&TEXT.replace("axpy", "axpy_wgmma")), (7, 0), "a name");
         assert_eq!(version_of(&with("wgmma.fence.sync.aligned").replace("7.0", "8.7")), (8, 7));
     }
 

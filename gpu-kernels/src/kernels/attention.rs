@@ -9,7 +9,7 @@
 //! | [`prefill`] | many rows a sequence, f16 cache | tiles of queries and keys, tensor cores |
 //! | [`exact`] | f32 cache | keys split over blocks, f32 arithmetic |
 //! | [`merge`] | after [`decode`] and [`exact`] | joins the splits, applies sink and gate, quantises |
-//! | [`heads`] | before them all | bias, norm and rotation; keys and values to their pages |
+//! | [`heads`] | before them all | bias, norm and rotation; keys and values to their pages; [`decode`] can do it itself |
 //!
 //! In [`decode`] and [`exact`] a block with the keys of one split leaves the softmax open: an unnormalised output,
 //! the maximum score and the sum. The number of splits is the grid's; where a split begins and ends follows from
@@ -20,6 +20,7 @@
 
 pub mod decode;
 pub mod exact;
+mod fresh;
 pub mod heads;
 pub mod merge;
 pub mod prefill;

@@ -110,7 +110,7 @@ pub(super) struct Hidden {
 }
 
 #[inline(always)]
-fn activate(oai: u32, gate: f32, up: f32) -> f32 {
+pub(super) fn activate(oai: u32, gate: f32, up: f32) -> f32 {
     if oai != 0 { swiglu_oai_value(gate, up) } else { swiglu_value(gate, up) }
 }
 

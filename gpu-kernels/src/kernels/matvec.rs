@@ -14,10 +14,12 @@
 //! launch), unless which expert is wanted depends on that grid.
 
 mod operand;
+mod sweep;
 
 use cuda_std::{pdl, prelude::*};
 
-pub(super) use self::operand::{Operand, Plain, Quantized};
+pub(super) use self::operand::{Operand, Plain, Quantized, StagedPlain, StagedQuantized};
+pub(super) use self::sweep::{Items, sweep};
 use super::format::{self, Format, Row};
 use crate::blocks::GgmlType;
 use crate::params::{
@@ -183,7 +185,10 @@ unsafe fn expert(o: &Pointers, p: &MatvecParams) -> u64 {
 /// All lanes of the warp are here; of the block, with `MATVEC_SHARED_BYTES` of shared memory, where the type's rows
 /// are [shared by it](shares_by_block).
 #[inline(always)]
-unsafe fn group_sums<F: Format, const R: usize, const T: usize>(sums: [[f32; R]; T], lanes: u32) -> [[f32; R]; T] {
+pub(super) unsafe fn group_sums<F: Format, const R: usize, const T: usize>(
+    sums: [[f32; R]; T],
+    lanes: u32,
+) -> [[f32; R]; T] {
     // SAFETY: the caller's promise.
     let sums = sums.map(|sums| unsafe { group_sum(sums, lanes.min(WARP)) });
     if !shares_by_block(F::TYPE) || lanes <= WARP {
@@ -232,7 +237,7 @@ pub(super) unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -
 /// # Safety
 /// `y` has `p.rows` elements and `o.bias`, if not null, `expert_row + p.rows`.
 #[inline(always)]
-unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, p: &MatvecParams) {
+pub(super) unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, p: &MatvecParams) {
     if row >= p.rows {
         return;
     }

@@ -41,15 +41,23 @@ pub unsafe fn quantize_q8(x: *const f32, qs: *mut i8, d: *mut f32, s: *mut f32, 
     quantize4(x.to_array(), live, row * p.cols as usize + at, qs, d, s);
 }
 
-/// Quantises four elements a lane, eight lanes a block of 32, and stores them at element `at` of `qs` where `live`.
-/// Rows follow each other without a gap, so `at` counts through all of them.
+/// Four quantised elements, and the scale and sum of those that they belong to.
+#[derive(Clone, Copy)]
+pub(crate) struct Quad {
+    /// The integers, in the bytes of a word.
+    pub(crate) qs: u32,
+    /// The scale of the 32.
+    pub(crate) d: f32,
+    /// `d·Σ qs` of the sixteen.
+    pub(crate) s: f32,
+}
+
+/// Quantises four elements a lane, eight lanes a block of 32.
 ///
 /// # Safety
-/// - Every lane of the warp comes here, each eight of them with consecutive `at`, a multiple of 32 in the first;
-///   they are live together.
-/// - Of a live lane, `at + 4` elements are in `qs`, a 32nd of them in `d` and a 16th in `s`.
+/// Every lane of the warp comes here, each eight of them with consecutive elements, a multiple of 32 in the first.
 #[inline(always)]
-pub(crate) unsafe fn quantize4(x: [f32; 4], live: bool, at: usize, qs: *mut i8, d: *mut f32, s: *mut f32) {
+pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
     let mut max = max_nan(max_nan(x[0].abs(), x[1].abs()), max_nan(x[2].abs(), x[3].abs()));
     // SAFETY: the caller's promise.
     unsafe {
@@ -57,21 +65,35 @@ pub(crate) unsafe fn quantize4(x: [f32; 4], live: bool, at: usize, qs: *mut i8, 
         max = max_nan(max, warp::shuffle_xor(max, 2));
         max = max_nan(max, warp::shuffle_xor(max, 4));
 
-        let scale = max / Q_MAX;
+        let d = max / Q_MAX;
         let inverse = if max == 0.0 { 0.0 } else { Q_MAX / max };
         // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
         let q = x.map(|x| math::round_to_i32(x * inverse));
         let mut sum = q[0] + q[1] + q[2] + q[3];
         sum += warp::shuffle_xor(sum, 1);
         sum += warp::shuffle_xor(sum, 2);
+        Quad { qs: int8::pack_i8x4(q), d, s: d * sum as f32 }
+    }
+}
 
+/// [`quantized4`], stored at element `at` of `qs` where `live`. Rows follow each other without a gap, so `at` counts
+/// through all of them.
+///
+/// # Safety
+/// - As [`quantized4`], with consecutive `at`; eight lanes are live together.
+/// - Of a live lane, `at + 4` elements are in `qs`, a 32nd of them in `d` and a 16th in `s`.
+#[inline(always)]
+pub(crate) unsafe fn quantize4(x: [f32; 4], live: bool, at: usize, qs: *mut i8, d: *mut f32, s: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let quad = quantized4(x);
         if live {
-            st(qs.add(at).cast(), int8::pack_i8x4(q));
+            st(qs.add(at).cast(), quad.qs);
             if at.is_multiple_of(Q8_BLOCK as usize) {
-                st(d.add(at / Q8_BLOCK as usize), scale);
+                st(d.add(at / Q8_BLOCK as usize), quad.d);
             }
             if at.is_multiple_of(Q8_SUM as usize) {
-                st(s.add(at / Q8_SUM as usize), scale * sum as f32);
+                st(s.add(at / Q8_SUM as usize), quad.s);
             }
         }
     }

@@ -65,7 +65,7 @@ pub unsafe fn rms_norm_add(x: *mut f32, r: *const f32, w: *const f32, y: *mut f3
 }
 
 /// Vectors of a row that a lane of [`rms_norm_q8`] keeps in registers: rows of up to 4096 elements are read once.
-const HELD: u32 = 4;
+const HELD: usize = 4;
 
 /// [`rms_norm`], and the result also as [`quantize_q8`](crate::kernels::quantize_q8) gives it: to
 /// `qs: [rows, n]`, `d: [rows, n/32]`, `s: [rows, n/16]`. The weights are loaded ahead of the wait.
@@ -84,54 +84,90 @@ pub unsafe fn rms_norm_q8(
     n: u32,
     eps: f32,
 ) {
-    let n_vec = n / 4;
-    let first = thread::block_idx_x() as usize * n_vec as usize;
-    let x = x.cast::<F32x4>().add(first);
-    let y = y.cast::<F32x4>().add(first);
-    let w = w.cast::<F32x4>();
-    // The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by the shuffles.
-    let place = |k: u32| {
-        let i = k * RMS_NORM_THREADS + thread::thread_idx_x();
-        (i.min(n_vec - 1) as usize, i < n_vec)
-    };
-    let w_held: [F32x4; HELD as usize] = core::array::from_fn(|k| ld(w.add(place(k as u32).0)));
+    let first = thread::block_idx_x() as usize * n as usize;
+    let y = y.add(first);
+    let row = NormedRow::<HELD>::new(w, n);
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
-
-    let x_held: [F32x4; HELD as usize] = core::array::from_fn(|k| ld(x.add(place(k as u32).0)));
-    let mut sum = 0.0;
-    for (k, v) in x_held.into_iter().enumerate() {
-        sum = if place(k as u32).1 { add_squares(sum, v) } else { sum };
-    }
-    let mut k = HELD;
-    while k * RMS_NORM_THREADS < n_vec {
-        let (at, live) = place(k);
-        sum = if live { add_squares(sum, ld(x.add(at))) } else { sum };
-        k += 1;
-    }
-    let scale = scale(sum, n, eps); // of the row
-
-    let finish = |k: u32, v: F32x4, w: F32x4| {
-        let (at, live) = place(k);
-        let v = scaled(v, scale, w);
-        // SAFETY: the vector is in the row; the whole block comes here with the same `k`.
+    row.norm(x.add(first), eps, |at, live, v| {
+        // SAFETY: the vector is in the row; the whole block comes here with consecutive vectors.
         unsafe {
             if live {
-                st(y.add(at), v);
+                st(y.add(at as usize).cast(), v);
             }
-            quantize4(v.to_array(), live, 4 * (first + at), qs, d, s);
+            quantize4(v.to_array(), live, first + at as usize, qs, d, s);
         }
-    };
-    for (k, (v, w)) in (0..).zip(x_held.into_iter().zip(w_held)) {
-        if k * RMS_NORM_THREADS < n_vec {
-            finish(k, v, w);
-        }
+    });
+}
+
+/// A row that a block norms: each of its first [`RMS_NORM_THREADS`] lanes takes every so many vectors of four elements,
+/// so that the sum has the same order in blocks of more.
+pub(super) struct NormedRow<const HELD: usize> {
+    w: *const F32x4,
+    n: u32,
+    /// The weights of a lane's first vectors.
+    held: [F32x4; HELD],
+}
+
+impl<const HELD: usize> NormedRow<HELD> {
+    /// Loads the first weights.
+    ///
+    /// # Safety
+    /// `w` has `n` elements, a positive multiple of 4, and is 16-byte aligned.
+    #[inline(always)]
+    pub(super) unsafe fn new(w: *const f32, n: u32) -> Self {
+        let w = w.cast::<F32x4>();
+        // SAFETY: the caller's promise.
+        let held = core::array::from_fn(|k| unsafe { ld(w.add(Self::place(k as u32, n).0)) });
+        Self { w, n, held }
     }
-    let mut k = HELD;
-    while k * RMS_NORM_THREADS < n_vec {
-        let at = place(k).0;
-        finish(k, ld(x.add(at)), ld(w.add(at)));
-        k += 1;
+
+    /// The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by shuffles.
+    #[inline(always)]
+    fn place(k: u32, n: u32) -> (usize, bool) {
+        let i = k * RMS_NORM_THREADS + thread::thread_idx_x();
+        (i.min(n / 4 - 1) as usize, i < n / 4 && thread::thread_idx_x() < RMS_NORM_THREADS)
+    }
+
+    /// Calls `finish` with each of the lane's normed vectors, behind the place of its first element and whether there
+    /// is one.
+    ///
+    /// # Safety
+    /// The whole block comes here, of [`RMS_NORM_THREADS`] lanes at least, with a word of shared memory a warp that nobody
+    /// uses; `x` has `n` elements and is 16-byte aligned.
+    #[inline(always)]
+    pub(super) unsafe fn norm(&self, x: *const f32, eps: f32, mut finish: impl FnMut(u32, bool, F32x4)) {
+        let (x, n) = (x.cast::<F32x4>(), self.n);
+        // SAFETY: the vectors are in the row.
+        let held: [F32x4; HELD] = core::array::from_fn(|k| unsafe { ld(x.add(Self::place(k as u32, n).0)) });
+        let mut sum = 0.0;
+        for k in 0..HELD {
+            sum = if Self::place(k as u32, n).1 { add_squares(sum, held[k]) } else { sum };
+        }
+        let mut k = HELD as u32;
+        while k * RMS_NORM_THREADS < n / 4 {
+            let (at, live) = Self::place(k, n);
+            // SAFETY: as above.
+            sum = if live { add_squares(sum, unsafe { ld(x.add(at)) }) } else { sum };
+            k += 1;
+        }
+        // SAFETY: the caller's promise.
+        let scale = unsafe { scale(sum, n, eps) };
+
+        for k in 0..HELD {
+            let (at, live) = Self::place(k as u32, n);
+            if k as u32 * RMS_NORM_THREADS < n / 4 {
+                finish(4 * at as u32, live, scaled(held[k], scale, self.held[k]));
+            }
+        }
+        let mut k = HELD as u32;
+        while k * RMS_NORM_THREADS < n / 4 {
+            let (at, live) = Self::place(k, n);
+            // SAFETY: as above.
+            let (v, w) = unsafe { (ld(x.add(at)), ld(self.w.add(at))) };
+            finish(4 * at as u32, live, scaled(v, scale, w));
+            k += 1;
+        }
     }
 }
 

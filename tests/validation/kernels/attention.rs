@@ -128,7 +128,7 @@ fn run_gated<D: Device>(device: &D, case: &Case, setup: &Setup<D>, pairs: Option
     let sinks = case.sinks.as_ref().map(|s| input(device, s));
     let pairs = pairs.map(|pairs| input(device, pairs));
     let op = Attention {
-        q: q.slice(),
+        q: ops::Queries::Ready(q.slice()),
         kv: (setup.cache.0.slice(), setup.cache.1.slice()),
         at: Placement {
             pos: pos.slice(),

@@ -4,8 +4,8 @@
 use gpu_kernels::blocks::GgmlType;
 use host::backend::{GatedAct, RouterRule};
 use host::gpu::ops::{
-    self, ExpertDown, Experts, GateUp, Matvec, OpError, Q8, Routing, SharedAct, SharedDown, takes_expert_down,
-    takes_gate_up, takes_q8,
+    self, ExpertDown, Experts, GateUp, Matvec, NormGateUp, OpError, Q8, Routing, SharedAct, SharedDown,
+    takes_expert_down, takes_gate_up, takes_norm_gate_up, takes_q8,
 };
 use host::gpu::{Buffer, Device};
 
@@ -205,6 +205,85 @@ devices! {
             ops::gated_act_q8(device, Some(act), gate_1.slice(), up_1.slice(), out.slice(), h_1.view()).expect("act");
             h.assert_same_bits(device, &what, &h_1);
         }
+    }
+
+    /// Against the definition, and to the bits of the norm and the network one by one.
+    fn norm_gate_and_up_of_a_dense_network_in_one_launch(device) {
+        let mut random = Random::new(23);
+        for (i, ty) in quantised_types().enumerate() {
+            // More units than the emulated device has blocks at once, one left over; a row longer than a lane of the norm
+            // has in registers.
+            let (rows, cols) = ([288u32, 32][i % 2], [512u32, 1280, 256, 4352][i % 4]);
+            let rows = if cols > 4000 { 32 } else { rows };
+            let act = [GatedAct::SwiGlu, GatedAct::SwiGluOai][i % 2];
+            let shape = [1, rows, cols];
+            let (gate, up) = (known(device, &mut random, ty, shape), known(device, &mut random, ty, shape));
+            let (x, norm) = (random.units(cols as usize), random.units(cols as usize));
+            let (x, norm) = (input(device, &x), input(device, &norm));
+            let (h, again) = (Q8Output::new(device, 1, rows), Q8Output::new(device, 1, rows));
+            let (gate_w, up_w) = (gate.weights.matrix(), up.weights.matrix());
+            let (y, normed) = (Output::<_, f32>::new(device, cols as usize), Q8Output::new(device, 1, cols));
+            let eps = 1e-3;
+            assert!(takes_norm_gate_up(&gate_w, &up_w));
+            let op =
+                NormGateUp { x: x.slice(), norm: norm.slice(), eps, gate: gate_w, up: up_w, act, dependent: true };
+            ops::norm_gate_up(device, &op, h.view()).expect("norm_gate_up");
+
+            let what = format!("norm_gate_up {ty} {rows} x {cols}");
+            ops::rms_norm_q8(device, x.slice(), norm.slice(), y.slice(), normed.view(), eps).expect("rms_norm_q8");
+            let one = GateUp {
+                gate: gate_w,
+                up: up_w,
+                gate_bias: None,
+                up_bias: None,
+                act,
+                routing: None,
+                dependent: true,
+                tokens: 1,
+            };
+            ops::gate_up(device, &one, normed.view(), again.view()).expect("gate_up");
+            h.assert_same_bits(device, &what, &again);
+
+            let (qs, d) = (normed.qs.read(device), normed.d.read(device));
+            let values: Vec<f64> =
+                qs.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(d[i / 32])).collect();
+            let rows_of = gate.values.chunks(cols as usize).zip(up.values.chunks(cols as usize));
+            let wanted: (Vec<f64>, Vec<f64>) = rows_of
+                .map(|(gate, up)| {
+                    let ((g, g_size), (u, u_size)) = (dot(gate, &values), dot(up, &values));
+                    activated(act, g, u, [g_size, u_size].map(|size| tolerance(cols) * size))
+                })
+                .unzip();
+            h.assert_quantised(device, &what, &wanted.0, &wanted.1);
+        }
+    }
+
+    fn norm_gate_up_refuses_what_one_launch_cannot_do(device) {
+        let of = |ty: GgmlType, rows: u32, cols: u32| {
+            Weights::new(device, ty, [1, rows, cols], &vec![0; (rows * cols) as usize / ty.block_elems() * ty.block_bytes()])
+        };
+        let (gate, up, odd) = (of(GgmlType::Q8_0, 32, 64), of(GgmlType::Q8_0, 32, 64), of(GgmlType::Q8_0, 48, 64));
+        let (other, long) = (of(GgmlType::Q4_0, 32, 64), of(GgmlType::Q8_0, 32, 96));
+        let (x, norm) = (input(device, &[1.0; 64]), input(device, &[1.0; 64]));
+        let h = Q8Output::new(device, 1, 32);
+        let op = NormGateUp {
+            x: x.slice(),
+            norm: norm.slice(),
+            eps: 1e-6,
+            gate: gate.matrix(),
+            up: up.matrix(),
+            act: GatedAct::SwiGlu,
+            dependent: false,
+        };
+        let run = |op: NormGateUp<'_>, h: Q8<'_>| {
+            matches!(ops::norm_gate_up(device, &op, h), Err(OpError::Operand { .. }))
+        };
+        ops::norm_gate_up(device, &op, h.view()).expect("the operation that the others are changed from");
+        assert!(run(NormGateUp { up: other.matrix(), ..op }, h.view()), "another type");
+        assert!(run(NormGateUp { up: long.matrix(), ..op }, h.view()), "another shape");
+        assert!(run(NormGateUp { gate: odd.matrix(), up: odd.matrix(), ..op }, h.view()), "half a unit");
+        assert!(run(NormGateUp { gate: long.matrix(), up: long.matrix(), ..op }, h.view()), "a short row");
+        assert!(run(op, Q8Output::new(device, 1, 64).view()), "more results than rows");
     }
 
     fn gate_and_up_of_a_dense_network_in_one_launch(device) {

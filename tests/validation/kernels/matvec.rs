@@ -6,7 +6,7 @@ use host::gpu::ops::{Experts, Matvec, OpError, Q8, matvec, matvec_q8, quantize_q
 use host::gpu::{Buffer, Device};
 
 use super::formats::{Value, dequantize, golden, random_blocks, unhex};
-use super::{Output, Random, Weights, assert_close, devices};
+use super::{Output, Random, Weights, assert_close, assert_same_bits, devices};
 
 /// Activations on a device, in both forms, and what the kernels make of them.
 pub(super) struct Input<D: Device> {
@@ -200,6 +200,39 @@ devices! {
                     }
                     assert_eq!(got[route * 40 + 37..][..3], before[route * 40 + 37..][..3], "{ty}: past the rows");
                 }
+            }
+        }
+    }
+
+    /// Of one row of activations in a grid that fits the device: against the definition, and to the bits of the kernel
+    /// whose blocks end with their rows.
+    fn matvec_of_one_row_goes_from_row_to_row(device) {
+        let mut random = Random::new(6);
+        for (i, &ty) in GgmlType::ALL.iter().filter(|ty| takes_q8(**ty)).enumerate() {
+            // More than the emulated device's warps take at once; rows of one step, of a part of one, and of several.
+            let (rows, cols) = (331u32, [256u32, 2304, 512, 1280][i % 4]);
+            let file = random_blocks(&mut random, ty, (rows * cols) as usize);
+            let values = dequantize(ty, &file);
+            let w = Weights::new(device, ty, [1, rows, cols], &file);
+            let input = Input::new(device, &random.units(cols as usize), cols);
+            let (before, bias) = (random.units(rows as usize), random.units(rows as usize));
+            let bias_device = device.alloc_from(&bias).expect("memory");
+            for accumulate in [false, true] {
+                let (y, ended) = (Output::holding(device, &before), Output::holding(device, &before));
+                let bias_slice = accumulate.then(|| bias_device.slice());
+                let op = Matvec { bias: bias_slice, accumulate, dependent: true, ..Matvec::new(w.matrix(), y.slice(), 1) };
+                matvec_q8(device, &op, input.q8()).expect("matvec_q8");
+                input.run(device, Activations::Q8, &Matvec { y: ended.slice(), ..op }).expect("matvec_q8");
+                let what = format!("matvec_swept {ty} {rows} x {cols}");
+                let got: Vec<f32> = y.read(device);
+                assert_same_bits(&what, &got, &ended.read(device));
+                let dots: Vec<_> =
+                    values.chunks_exact(cols as usize).map(|w| dot(w, input.values(Activations::Q8))).collect();
+                let added = |r: usize| if accumulate { [f64::from(bias[r]), f64::from(before[r])] } else { [0.0; 2] };
+                let want: Vec<f64> = dots.iter().enumerate().map(|(r, (sum, _))| sum + added(r)[0] + added(r)[1]).collect();
+                assert_close(&what, &got, &want, |r| {
+                    tolerance(cols) * (dots[r].1 + added(r)[0].abs() + added(r)[1].abs())
+                });
             }
         }
     }

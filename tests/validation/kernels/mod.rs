@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod attention_fresh;
 mod bench;
 mod elementwise;
 mod embedding;
@@ -19,6 +20,7 @@ mod matmul_wide;
 mod matvec;
 mod matvecs;
 mod moe;
+mod norm_matvecs;
 mod quantize_q8;
 mod random;
 mod repack;

@@ -2,7 +2,7 @@
 
 use cuda_std::U32x4;
 use gpu_kernels::kernels::grouped;
-use gpu_kernels::kernels::matmul::TILES;
+use gpu_kernels::kernels::matmul::{TILES, Tile};
 use host::gpu::Device;
 use host::gpu::ops::{Experts, OpError, RouteGroups, max_tiles, route_groups};
 
@@ -29,11 +29,11 @@ fn check<D: Device>(device: &D, ids: &[u32], n_used: u32, n_expert: u32) {
         wanted.sort_by_key(|route| expert(*route)); // stable
         assert_eq!(order, wanted, "{routes} routes, {n_expert} experts");
         // All of the order, in its order; each tile of one expert and no longer than it may be.
-        let n_tiles = (routes / tile + n_expert).min(routes) as usize;
+        let n_tiles = (routes / tile.tokens + n_expert).min(routes) as usize;
         let mut next = 0;
         for entry in tiles[..n_tiles].iter().filter(|entry| entry.z > 0) {
-            assert_eq!(entry.y, next, "{routes} routes, {n_expert} experts, tiles of {tile}");
-            assert!(entry.z <= tile);
+            assert_eq!(entry.y, next, "{routes} routes, {n_expert} experts, tiles of {}", tile.tokens);
+            assert!(entry.z <= tile.tokens);
             let routes = &order[entry.y as usize..(entry.y + entry.z) as usize];
             assert!(routes.iter().all(|route| expert(*route) == entry.x));
             next += entry.z;
@@ -43,7 +43,7 @@ fn check<D: Device>(device: &D, ids: &[u32], n_used: u32, n_expert: u32) {
         for e in 0..n_expert {
             let n = ids.iter().filter(|id| (**id).min(n_expert - 1) == e).count() as u32;
             let used = tiles[..n_tiles].iter().filter(|entry| entry.z > 0 && entry.x == e).count() as u32;
-            assert_eq!(used, n.div_ceil(tile), "expert {e} of {n} routes");
+            assert_eq!(used, n.div_ceil(tile.tokens), "expert {e} of {n} routes");
         }
     }
 }
@@ -80,6 +80,6 @@ devices! {
         assert!(refused(&experts, 0, 6, groups), "no routes");
         assert!(refused(&Experts { ids_stride: 3, ..experts }, 4, 6, groups), "ids apart");
         assert!(refused(&experts, 8, 6, RouteGroups { order: ids.slice(), ..groups }), "overlap");
-        assert!(refused(&experts, 8, 6, RouteGroups { tile: 0, ..groups }), "tiles without room");
+        assert!(refused(&experts, 8, 6, RouteGroups { tile: Tile { tokens: 5, ..TILES[0] }, ..groups }), "a tile of no kernel");
     }
 }

@@ -8,18 +8,20 @@
 //! The tensor cores multiply 16 rows, twice as many as there are heads ([`mma_8`]). Queries, scaled, and softmax
 //! weights are rounded to f16 for that, as keys and values are; sums are f32.
 
+use super::fresh::{Fresh, Place};
+use super::heads::{HeadsParams, Projected};
 use super::tile::{Pages, Tile};
 use super::{AttentionParams, CHUNK, Keys, SPLIT_KEYS, weight};
 use cuda_std::{cp_async, mma, opaque, pdl, prelude::*};
 
 /// Warps a block.
-const WARPS: u32 = SPLIT_KEYS / CHUNK;
+pub(super) const WARPS: u32 = SPLIT_KEYS / CHUNK;
 /// Lanes a block.
 pub const THREADS: u32 = WARPS * warp::WARP_SIZE;
 /// Query heads a block.
 pub const HEADS: u32 = 8;
 /// Elements between the heads' rows when warps merge, beyond their own: it puts them in different banks.
-const PAD: u32 = 8;
+pub(super) const PAD: u32 = 8;
 
 /// Tiles of a warp that are on their way while one is used. With three tiles of 8 KiB, blocks of heads of 256 fit
 /// into the 99 KiB that the smaller GPUs have.
@@ -125,19 +127,14 @@ impl<const K: usize> Partial<K> {
     }
 }
 
-/// The fragment A of eight heads' queries, times `scale`: the `heads` rows of `q`, then the last one again. What comes of
-/// those is not looked at.
-///
-/// # Safety
-/// `q` has `heads` rows of `16·K` elements, 8-byte aligned.
+/// The fragment A of eight heads' queries, times `scale`, of the pairs that `pair(head, dim)` gives; past the `heads`
+/// there are, the last one's again. What comes of those is not looked at.
 #[inline(always)]
-unsafe fn load_queries<const K: usize>(q: *const f32, heads: u32, scale: f32) -> [[u32; 2]; K] {
-    let (head, pair) = ((warp::lane_id() / 4).min(heads - 1), warp::lane_id() % 4);
-    let q = q.wrapping_add(head as usize * 16 * K + 2 * pair as usize);
+pub(super) fn fragments<const K: usize>(pair: impl Fn(u32, u32) -> F32x2, heads: u32, scale: f32) -> [[u32; 2]; K] {
+    let (head, of_four) = ((warp::lane_id() / 4).min(heads - 1), warp::lane_id() % 4);
     core::array::from_fn(|k| {
         core::array::from_fn(|j| {
-            // SAFETY: the element is in the row of a head that is there.
-            let v: F32x2 = unsafe { ld(q.add(16 * k + 8 * j).cast()) };
+            let v = pair(head, 16 * k as u32 + 8 * j as u32 + 2 * of_four);
             convert::pack_f16x2(v.x * scale, v.y * scale)
         })
     })
@@ -153,7 +150,7 @@ unsafe fn load_queries<const K: usize>(q: *const f32, heads: u32, scale: f32) ->
     reason = "a kernel's pointers are arguments of their own, so that they are known as global"
 )]
 unsafe fn attention<const K: usize, const AHEAD: u32>(
-    q: *const f32,
+    query: impl FnOnce(Place) -> [[u32; 2]; K],
     k_cache: *const u16,
     v_cache: *const u16,
     pos: *const u32,
@@ -178,7 +175,8 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
         let first_head = head_kv * per_kv + part * HEADS;
         let heads = (per_kv - part * HEADS).min(HEADS);
 
-        let keys = Keys::new(ld(pos.add(row as usize)), p.window, n_split);
+        let pos = ld(pos.add(row as usize));
+        let keys = Keys::new(pos, p.window, n_split);
         let (from, end) = keys.split(split);
         if from >= end {
             return; // the whole block
@@ -186,6 +184,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
         let seen = (keys.begin, end);
         let stride = p.n_head_kv * head_dim;
         let table = page_table.add(ld(span.add(row as usize)) as usize * p.max_pages as usize);
+        let query = query(Place { row, pos, first_head, heads, head_kv, table, newest: end > pos });
         let head = head_kv as usize * head_dim as usize;
         let caches = [k_cache.add(head), v_cache.add(head)].map(|head| Pages { head, table, stride });
 
@@ -220,8 +219,6 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
             tile(slot)
         };
 
-        let q = q.add((row as usize * p.n_head as usize + first_head as usize) * head_dim as usize);
-        let query = load_queries::<K>(q, heads, p.scale);
         let mut partial = Partial::<K>::EMPTY;
         let mut chunk = from + warp * CHUNK;
         while chunk < end {
@@ -280,8 +277,19 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
     }
 }
 
+/// [`attention`] of queries that are ready.
+///
+/// # Safety
+/// As [`attention_decode_d64`].
+#[inline(always)]
+unsafe fn queries<const K: usize>(q: *const f32, at: Place, p: &AttentionParams) -> [[u32; 2]; K] {
+    let q = q.wrapping_add((at.row as usize * p.n_head as usize + at.first_head as usize) * 16 * K);
+    // SAFETY: the element is in the row of a head that is there.
+    fragments(|head, dim| unsafe { ld(q.add((head as usize * 16 * K) + dim as usize).cast()) }, at.heads, p.scale)
+}
+
 macro_rules! entries {
-    ($($name:ident: $head_dim:literal, $blocks:literal;)+) => {$(
+    ($($name:ident $fresh:ident: $head_dim:literal, $blocks:literal;)+) => {$(
         #[doc = concat!("Attention over one split, head size ", stringify!($head_dim), ", f16 cache.")]
         ///
         /// The rows are those that `list` names, or without it the first `items`.
@@ -303,7 +311,33 @@ macro_rules! entries {
             // SAFETY: the caller's promise is the same.
             unsafe {
                 attention::<{ $head_dim / 16 }, { ahead($head_dim) }>(
-                    q, k_cache, v_cache, pos, span, list, page_table, partial_out, partial_max_sum, p,
+                    |at| queries(q, at, &p), k_cache, v_cache, pos, span, list, page_table, partial_out, partial_max_sum, p,
+                )
+            }
+        }
+
+        #[doc = concat!("[`", stringify!($name), "`] of heads as they are projected: each block makes the queries that it")]
+        /// takes ready, as [`attention_heads_f16`](super::heads::attention_heads_f16) does, and the one with the newest
+        /// key that key and its value, which it also writes to their page.
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($name), "`], but that the newest key and value need not be written, and as")]
+        /// [`attention_heads_f16`](super::heads::attention_heads_f16), without its `q_out`. No two rows are of one
+        /// span, and the page of a row's position is no other span's.
+        #[kernel(max_threads = 128, min_blocks = $blocks)]
+        pub unsafe fn $fresh(
+            q: *const f32, k: *const f32, v: *const f32, q_bias: *const f32, k_bias: *const f32, v_bias: *const f32,
+            q_norm: *const f32, k_norm: *const f32, turns: *const u64, k_cache: *mut u16, v_cache: *mut u16,
+            pos: *const u32, span: *const u32, list: *const u32, page_table: *const u32, partial_out: *mut f32,
+            partial_max_sum: *mut f32, heads: HeadsParams, p: AttentionParams,
+        ) {
+            let projected = Projected { q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, turns };
+            let fresh = Fresh { heads: projected, p: heads, k_cache, v_cache };
+            // SAFETY: the caller's promise is the same.
+            unsafe {
+                attention::<{ $head_dim / 16 }, { ahead($head_dim) }>(
+                    |at| fresh.ready(at, p.scale), k_cache, v_cache, pos, span, list, page_table, partial_out,
+                    partial_max_sum, p,
                 )
             }
         }
@@ -311,7 +345,7 @@ macro_rules! entries {
 }
 
 entries! {
-    attention_decode_d64: 64, 4;
-    attention_decode_d128: 128, 3;
-    attention_decode_d256: 256, 2;
+    attention_decode_d64 attention_fresh_d64: 64, 4;
+    attention_decode_d128 attention_fresh_d128: 128, 3;
+    attention_decode_d256 attention_fresh_d256: 256, 2;
 }

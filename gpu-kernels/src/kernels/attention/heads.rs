@@ -81,6 +81,118 @@ unsafe fn rotate(head: Shared<f32>, pos: u32, turns: *const u64, p: &HeadsParams
     }
 }
 
+/// Where heads come from and what is done to them.
+#[derive(Clone, Copy)]
+pub(super) struct Projected {
+    pub(super) q: *const f32,
+    pub(super) k: *const f32,
+    pub(super) v: *const f32,
+    pub(super) q_bias: *const f32,
+    pub(super) k_bias: *const f32,
+    pub(super) v_bias: *const f32,
+    pub(super) q_norm: *const f32,
+    pub(super) k_norm: *const f32,
+    pub(super) turns: *const u64,
+}
+
+/// What a head is: a query, a key or a value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Query,
+    Key,
+    Value,
+}
+
+impl Projected {
+    /// Head `head` of a row, at position `pos`, with its bias, normed and rotated: a lane has the four elements from
+    /// `4·lane` on and the four from `4·lane + 128` on, those that there are. A query or a key lies in `mine`, too, after
+    /// the call.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here, with the same head, which is there; the operands are those of
+    /// [`attention_heads_f32`]; `mine` has room for a head that nobody else uses, 16-byte aligned.
+    #[inline(always)]
+    pub(super) unsafe fn head(
+        &self,
+        kind: Kind,
+        (row, head, pos): (usize, u32, u32),
+        mine: Shared<f32>,
+        p: &HeadsParams,
+    ) -> [[f32; 4]; 2] {
+        let lane = warp::lane_id();
+        let in_row = head as usize * p.head_dim as usize;
+        let kv_dim = p.n_head_kv as usize * p.head_dim as usize;
+        // SAFETY: the row and the head are within the caller's extents, as are the vectors that are live; the warp has
+        // `mine` for itself.
+        unsafe {
+            let (from, bias, norm) = match kind {
+                Kind::Query => {
+                    let from = self.q.add((row * p.n_head as usize + head as usize) * p.q_stride as usize);
+                    (from, self.q_bias, self.q_norm)
+                }
+                Kind::Key => (self.k.add(row * kv_dim + in_row), self.k_bias, self.k_norm),
+                Kind::Value => (self.v.add(row * kv_dim + in_row), self.v_bias, core::ptr::null()),
+            };
+            let at = [4 * lane, 4 * lane + 128];
+            // A vector past the end is the last one again, and then zero.
+            let load = |from: *const f32| {
+                let [a, b] = at;
+                let last = p.head_dim - 4;
+                let vec = |at: u32| ld(from.add(at.min(last) as usize).cast::<F32x4>());
+                [vec(a).to_array(), vec(b).to_array()]
+            };
+            let mut x = load(from);
+            if !bias.is_null() {
+                let bias = load(bias.add(in_row));
+                x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] + bias[i][e]));
+            }
+            let [a, b] = x;
+            let (zero, inside) = ([0.0; 4], at.map(|at| at < p.head_dim));
+            x = [if inside[0] { a } else { zero }, if inside[1] { b } else { zero }];
+            if !norm.is_null() {
+                let w = load(norm);
+                let scale = math::rsqrt(square_sum(&x) / p.head_dim as f32 + p.eps);
+                x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] * scale * w[i][e]));
+            }
+            if kind != Kind::Value {
+                let mut i = 0;
+                while i < 2 {
+                    if at[i] < p.head_dim {
+                        mine.cast::<F32x4>().set(at[i] / 4, F32x4::from_array(x[i]));
+                    }
+                    i += 1;
+                }
+                rotate(mine, pos, self.turns, p);
+                let mut i = 0;
+                while i < 2 {
+                    if at[i] < p.head_dim {
+                        x[i] = mine.cast::<F32x4>().get(at[i] / 4).to_array();
+                    }
+                    i += 1;
+                }
+            }
+            x
+        }
+    }
+}
+
+/// Stores what a lane has of a key's or value's head, at its place in a cache.
+///
+/// # Safety
+/// The cache has the head at `to`.
+#[inline(always)]
+pub(super) unsafe fn store_head<T: KvElem>(to: *mut T, x: &[[f32; 4]; 2], head_dim: u32) {
+    let at = [4 * warp::lane_id(), 4 * warp::lane_id() + 128];
+    let mut i = 0;
+    while i < 2 {
+        if at[i] < head_dim {
+            // SAFETY: the caller's promise.
+            unsafe { T::store4(to.add(at[i] as usize), x[i]) };
+        }
+        i += 1;
+    }
+}
+
 /// One body for both types of cache.
 ///
 /// # Safety
@@ -91,15 +203,7 @@ unsafe fn rotate(head: Shared<f32>, pos: u32, turns: *const u64, p: &HeadsParams
     reason = "a kernel's pointers are arguments of their own, so that they are known as global"
 )]
 unsafe fn heads<T: KvElem>(
-    q: *const f32,
-    k: *const f32,
-    v: *const f32,
-    q_bias: *const f32,
-    k_bias: *const f32,
-    v_bias: *const f32,
-    q_norm: *const f32,
-    k_norm: *const f32,
-    turns: *const u64,
+    projected: Projected,
     pos: *const u32,
     span: *const u32,
     page_table: *const u32,
@@ -114,75 +218,26 @@ unsafe fn heads<T: KvElem>(
     if head >= p.n_head + 2 * p.n_head_kv {
         return; // the whole warp
     }
-    let lane = warp::lane_id();
-    let (is_q, is_v) = (head < p.n_head, head >= p.n_head + p.n_head_kv);
-    let head = if is_q { head } else { head - p.n_head - if is_v { p.n_head_kv } else { 0 } };
-    let in_row = head as usize * p.head_dim as usize;
-    let kv_dim = p.n_head_kv as usize * p.head_dim as usize;
-    // SAFETY: the row and the head are within the caller's extents, as are the vectors that are live; the warp has a
-    // head of shared memory for itself.
+    let (kind, head) = if head < p.n_head {
+        (Kind::Query, head)
+    } else if head < p.n_head + p.n_head_kv {
+        (Kind::Key, head - p.n_head)
+    } else {
+        (Kind::Value, head - p.n_head - p.n_head_kv)
+    };
+    // SAFETY: the row and the head are within the caller's extents; the warp has a head of shared memory for itself.
     unsafe {
-        let (from, bias, norm) = if is_q {
-            (q.add((row * p.n_head as usize + head as usize) * p.q_stride as usize), q_bias, q_norm)
-        } else if is_v {
-            (v.add(row * kv_dim + in_row), v_bias, core::ptr::null())
-        } else {
-            (k.add(row * kv_dim + in_row), k_bias, k_norm)
-        };
-        let at = [4 * lane, 4 * lane + 128];
-        // A vector past the end is the last one again, and then zero.
-        let load = |from: *const f32| {
-            let [a, b] = at;
-            let last = p.head_dim - 4;
-            let vec = |at: u32| ld(from.add(at.min(last) as usize).cast::<F32x4>());
-            [vec(a).to_array(), vec(b).to_array()]
-        };
-        let mut x = load(from);
-        if !bias.is_null() {
-            let bias = load(bias.add(in_row));
-            x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] + bias[i][e]));
-        }
-        let [a, b] = x;
-        let (zero, inside) = ([0.0; 4], at.map(|at| at < p.head_dim));
-        x = [if inside[0] { a } else { zero }, if inside[1] { b } else { zero }];
-        if !norm.is_null() {
-            let w = load(norm);
-            let scale = math::rsqrt(square_sum(&x) / p.head_dim as f32 + p.eps);
-            x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] * scale * w[i][e]));
-        }
         let pos = ld(pos.add(row));
-        if !is_v {
-            let mine = dynamic::<f32>(thread::thread_idx_x() / warp::WARP_SIZE * p.head_dim * 4);
-            let mut i = 0;
-            while i < 2 {
-                if at[i] < p.head_dim {
-                    mine.cast::<F32x4>().set(at[i] / 4, F32x4::from_array(x[i]));
-                }
-                i += 1;
-            }
-            rotate(mine, pos, turns, &p);
-            let mut i = 0;
-            while i < 2 {
-                if at[i] < p.head_dim {
-                    x[i] = mine.cast::<F32x4>().get(at[i] / 4).to_array();
-                }
-                i += 1;
-            }
-        }
-        let mut i = 0;
-        while i < 2 {
-            if at[i] < p.head_dim {
-                if is_q {
-                    let to =
-                        q_out.add((row * p.n_head as usize + head as usize) * p.head_dim as usize + at[i] as usize);
-                    st(to.cast::<F32x4>(), F32x4::from_array(x[i]));
-                } else {
-                    let pages = page_table.add(ld(span.add(row)) as usize * p.max_pages as usize);
-                    let to = physical_token(pages, pos) * kv_dim + in_row + at[i] as usize;
-                    T::store4(if is_v { v_cache.add(to) } else { k_cache.add(to) }, x[i]);
-                }
-            }
-            i += 1;
+        let mine = dynamic::<f32>(thread::thread_idx_x() / warp::WARP_SIZE * p.head_dim * 4);
+        let x = projected.head(kind, (row, head, pos), mine, &p);
+        if kind == Kind::Query {
+            let to = q_out.add((row * p.n_head as usize + head as usize) * p.head_dim as usize);
+            store_head(to, &x, p.head_dim);
+        } else {
+            let pages = page_table.add(ld(span.add(row)) as usize * p.max_pages as usize);
+            let in_row = head as usize * p.head_dim as usize;
+            let to = physical_token(pages, pos) * p.n_head_kv as usize * p.head_dim as usize + in_row;
+            store_head(if kind == Kind::Value { v_cache.add(to) } else { k_cache.add(to) }, &x, p.head_dim);
         }
     }
 }
@@ -198,10 +253,8 @@ macro_rules! entries {
         ) {
             // SAFETY: the caller's promise is the same.
             unsafe {
-                heads::<$elem>(
-                    q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, turns, pos, span, page_table, q_out, k_cache,
-                    v_cache, p,
-                )
+                let projected = Projected { q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, turns };
+                heads::<$elem>(projected, pos, span, page_table, q_out, k_cache, v_cache, p)
             }
         }
     )+};

@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 
-use crate::kernels::format::{Format, FormatQ8, Q8Run};
+use crate::kernels::format::{F32, Format, FormatQ8, Q8Run};
 use crate::params::{Q8_BLOCK, Q8_SUM};
 
 /// Activations as a kernel reads them.
@@ -134,6 +134,78 @@ impl<F: FormatQ8> Operand<F> for Quantized {
     #[inline(always)]
     fn dot(raw: &F::Raw, x: &Self::Chunk, phase: u32) -> f32 {
         F::dot_q8(raw, x, phase)
+    }
+}
+
+/// One row of `x` in shared memory, quantised.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct StagedQuantized {
+    pub(in crate::kernels) qs: Shared<U32x4>,
+    pub(in crate::kernels) d: Shared<f32>,
+    pub(in crate::kernels) s: Shared<f32>,
+}
+
+impl StagedQuantized {
+    /// As [`Quantized::run`].
+    ///
+    /// # Safety
+    /// The row has the sixteen activations, and is whole.
+    #[inline(always)]
+    unsafe fn run(self, start: u32, live: bool) -> Q8Run {
+        // SAFETY: the caller's promise; runs start at multiples of 16.
+        unsafe {
+            let qs = self.qs.get(start / Q8_SUM).to_array();
+            let (d, s) = (self.d.get(start / Q8_BLOCK), self.s.get(start / Q8_SUM));
+            Q8Run { qs, d: zero_unless(live, d), s: zero_unless(live, s) }
+        }
+    }
+}
+
+impl<F: FormatQ8> Operand<F> for StagedQuantized {
+    type Chunk = [Q8Run; 2];
+
+    #[inline(always)]
+    unsafe fn row(self, _row: u32, _stride: u32) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
+        // SAFETY: as for `Quantized`.
+        unsafe { [self.run(start, live), self.run(start + F::RUN_DISTANCE, live)] }
+    }
+
+    #[inline(always)]
+    fn dot(raw: &F::Raw, x: &Self::Chunk, phase: u32) -> f32 {
+        F::dot_q8(raw, x, phase)
+    }
+}
+
+/// One row of `x` in shared memory, in f32, for weights in F32.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct StagedPlain {
+    pub(in crate::kernels) x: Shared<F32x4>,
+}
+
+impl Operand<F32> for StagedPlain {
+    type Chunk = <Plain as Operand<F32>>::Chunk;
+
+    #[inline(always)]
+    unsafe fn row(self, _row: u32, _stride: u32) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
+        let mut chunk = [[0.0; 4]; MAX_QUADS];
+        // SAFETY: the caller's promise; chunks start at multiples of four elements.
+        chunk[0] = unsafe { self.x.get(start / F32::CHUNK_ELEMS) }.to_array().map(|x| zero_unless(live, x));
+        chunk
+    }
+
+    #[inline(always)]
+    fn dot(raw: &<F32 as Format>::Raw, x: &Self::Chunk, phase: u32) -> f32 {
+        <Plain as Operand<F32>>::dot(raw, x, phase)
     }
 }
 

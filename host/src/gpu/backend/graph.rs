@@ -14,7 +14,7 @@ const MAX_ROWS: u32 = 64;
 /// Longer spans are parts of prompts, whose shapes hardly ever repeat; a step of decoding has one row of a sequence, or
 /// a few drafts.
 const MAX_SPAN_ROWS: u32 = 8;
-/// Graphs kept, each some 100 KB of the host's memory. Shapes are few: sequences by powers of two of the context.
+/// Graphs kept, each some 500 KB of the host's memory. Shapes are few: sequences by powers of two of the context.
 const MAX_GRAPHS: usize = 128;
 
 /// The shape of a step, its kind, and where its batch lies.

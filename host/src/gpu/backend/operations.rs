@@ -15,7 +15,7 @@ use crate::backend::{
 };
 use crate::gguf;
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, Decay, Experts, FloatProduct, Matvec, Product, RouteGroups, Tiles};
+use crate::gpu::ops::{self, Decay, Experts, FloatProduct, Matvec, Product, Queries, RouteGroups, Tiles};
 use crate::model::layers::{Attention, DeltaNet, DenseFfn, Moe, Scratch};
 
 /// Rows from which on those with the same float weights are multiplied together.
@@ -313,6 +313,7 @@ impl<D: Device> Backend for GpuBackend<D> {
         batch: &Batch<D>,
     ) -> Result {
         let sinks = sinks.map(|sinks| sinks.data.slice());
+        let q = Queries::Ready(q.rows(batch.shape.rows)?);
         self.attend(out, q, None, cache, layer, shape, sinks, batch)
     }
 

@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 use cuda_std::U32x4;
+use gpu_kernels::kernels::matmul::Tile;
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
 use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
 
@@ -135,6 +136,14 @@ impl<D: Device> GpuBackend<D> {
             x.n_quantised.set(n);
         }
         Ok(q8)
+    }
+
+    /// The first `n` rows and their int8 form, for a kernel that writes both.
+    pub(super) fn both_forms<'t>(&mut self, out: &'t mut Tensor<D>, n: u32) -> Result<(Slice<'t, f32>, Q8<'t>)> {
+        self.int8_form(out)?;
+        out.n_quantised.set(n);
+        let out = &*out;
+        Ok((out.rows(n)?, self.int8_form(out)?))
     }
 
     /// Where the int8 form lies.

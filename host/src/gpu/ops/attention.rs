@@ -6,7 +6,7 @@ use gpu_kernels::kernels::attention::prefill::{self, PrefillParams};
 use gpu_kernels::kernels::attention::{AttentionParams, SPLIT_KEYS, decode, exact};
 
 use super::kv_cache::{KvSlice, Placement};
-use super::{Check, Q8, Result};
+use super::{Check, Heads, Q8, Result};
 use crate::backend::AttentionShape;
 use crate::gpu::device::{Device, Properties};
 use crate::gpu::memory::Slice;
@@ -52,11 +52,26 @@ fn blocks_per_kv(shape: &AttentionShape) -> u32 {
     (shape.n_head / shape.n_head_kv).div_ceil(decode::HEADS)
 }
 
+/// What attention is asked with.
+#[derive(Clone, Copy, Debug)]
+pub enum Queries<'a> {
+    /// Queries, `[rows, n_head, head_dim]`, whose keys and values are in the cache.
+    Ready(Slice<'a, f32>),
+    /// Projections of which queries, keys and values are to be made as
+    /// [`attention_heads`](super::attention_heads) makes them. No two rows are of one sequence.
+    Fresh(&'a Heads<'a>),
+}
+
+/// Whether attention takes [`Queries::Fresh`], of rows that are each alone in their sequence.
+pub fn takes_fresh(kv: (KvSlice<'_>, KvSlice<'_>), at: &Placement<'_>) -> bool {
+    matches!(kv, (KvSlice::F16(_), KvSlice::F16(_))) && at.pos.len() == at.first.len() && at.short.len() == at.pos.len()
+}
+
 /// Attention of a batch's rows over their pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
-    /// Queries, `[rows, n_head, head_dim]`.
-    pub q: Slice<'a, f32>,
+    /// Queries.
+    pub q: Queries<'a>,
     /// Keys and values.
     pub kv: (KvSlice<'a>, KvSlice<'a>),
     /// Where the rows live.
@@ -120,15 +135,14 @@ fn check_attention<D: Device>(device: &D, op: &Attention<'_>, to: &AttentionOut<
     let len = rows as usize * n_head as usize * head_dim as usize;
     let n_split_rows = split_rows(&op.at, op.kv, &op.shape);
     let split_heads = n_split_rows as usize * n_head as usize * n_split as usize;
-    for (name, slice) in
-        [("q", op.q), ("out", to.out), ("partials", op.partials.out), ("partials", op.partials.max_sum)]
-            .into_iter()
-            .chain(to.pairs.map(|pairs| ("pairs", pairs)))
+    for (name, slice) in [("out", to.out), ("partials", op.partials.out), ("partials", op.partials.max_sum)]
+        .into_iter()
+        .chain(to.pairs.map(|pairs| ("pairs", pairs)))
     {
         device.check_owner(slice)?;
         check.aligned(name, slice, 16)?;
     }
-    check.that("q", op.q.len() == len, "has not rows·n_head·head_dim elements")?;
+    check_queries(check, device, op, to, len)?;
     check.that("out", to.out.len() == len, "has not rows·n_head·head_dim elements")?;
     check.that("partials", op.partials.out.len() >= split_heads * head_dim as usize, "has too few elements")?;
     check.that("partials", op.partials.max_sum.len() >= 2 * split_heads, "has too few elements")?;
@@ -140,17 +154,55 @@ fn check_attention<D: Device>(device: &D, op: &Attention<'_>, to: &AttentionOut<
         check.that("pairs", pairs.len() == 2 * len, "has not two heads for each of q")?;
         check.apart("out", to.out, pairs)?;
     }
-    for other in [op.q, op.partials.out, op.partials.max_sum] {
+    for other in [op.partials.out, op.partials.max_sum] {
         check.apart("out", to.out, other)?;
     }
     if let Some(q8) = to.q8 {
         check.that("q8", n_split_rows == rows, "is not made of spans with many rows")?;
         check.that("q8", q8.cols == n_head * head_dim, "has another number of columns")?;
-        q8.check_output(check, device, u64::from(rows), &[op.q, to.out, op.partials.out, op.partials.max_sum])?;
+        q8.check_output(check, device, u64::from(rows), &[to.out, op.partials.out, op.partials.max_sum])?;
     }
     op.kv.0.check(check, device, "k_cache", n_head_kv * head_dim)?;
     op.kv.1.check(check, device, "v_cache", n_head_kv * head_dim)?;
     Ok(rows)
+}
+
+/// Checks what attention is asked with: `len` elements of queries, or projections of as many.
+fn check_queries<D: Device>(
+    check: Check,
+    device: &D,
+    op: &Attention<'_>,
+    to: &AttentionOut<'_>,
+    len: usize,
+) -> Result<()> {
+    let projections = match &op.q {
+        Queries::Ready(q) => {
+            device.check_owner(*q)?;
+            check.aligned("q", *q, 16)?;
+            check.that("q", q.len() == len, "has not rows·n_head·head_dim elements")?;
+            vec![*q]
+        }
+        Queries::Fresh(heads) => {
+            let AttentionShape { n_head, n_head_kv, head_dim, .. } = op.shape;
+            let shape = (heads.rope.n_head, heads.n_head_kv, heads.rope.head_dim);
+            check.that("q", shape == (n_head, n_head_kv, head_dim), "has another shape than attention")?;
+            check.that("q", takes_fresh(op.kv, &op.at), "is fresh, of rows that share a sequence or an f32 cache")?;
+            check.that("q", heads.at.pos.address() == op.at.pos.address(), "is of other rows")?;
+            heads.check(check, device, op.kv)?;
+            vec![heads.q, heads.k, heads.v]
+        }
+    };
+    for q in projections {
+        for written in [to.out, op.partials.out, op.partials.max_sum] {
+            check.apart("out", written, q)?;
+        }
+        if let Some(q8) = to.q8 {
+            check.apart("q8", q8.qs, q)?;
+            check.apart("q8", q8.d, q)?;
+            check.apart("q8", q8.s, q)?;
+        }
+    }
+    Ok(())
 }
 
 /// Attention over each split of the first rows, or of those that `list` names.
@@ -164,7 +216,12 @@ unsafe fn launch_splits<D: Device>(device: &D, op: &Attention<'_>, rows: u32, li
     let window = window.unwrap_or(0);
     let params = AttentionParams { n_head, n_head_kv, scale, window, max_pages: op.at.max_pages };
     let (pos, span, pages) = (op.at.pos.ptr(), op.at.span.ptr(), op.at.page_table.ptr());
-    let (q, part, max_sum) = (op.q.ptr(), op.partials.out.ptr_mut(), op.partials.max_sum.ptr_mut());
+    let (part, max_sum) = (op.partials.out.ptr_mut(), op.partials.max_sum.ptr_mut());
+    let q = match &op.q {
+        Queries::Ready(q) => q.ptr(),
+        // SAFETY: the caller's promise.
+        Queries::Fresh(heads) => return unsafe { launch_fresh(device, op, heads, params, list) },
+    };
     match op.kv {
         (KvSlice::F16(kc), KvSlice::F16(vc)) => {
             let launch = Launch::grid([rows, n_head_kv * blocks_per_kv(&op.shape), n_split], decode::THREADS)
@@ -198,6 +255,63 @@ unsafe fn launch_splits<D: Device>(device: &D, op: &Attention<'_>, rows: u32, li
             }
         }
         _ => return Check("attention").fail("v_cache", "has another type than k_cache"),
+    }
+    Ok(())
+}
+
+/// [`launch_splits`] of projections.
+///
+/// # Safety
+/// As there.
+#[expect(unsafe_code, reason = "launches")]
+unsafe fn launch_fresh<D: Device>(
+    device: &D,
+    op: &Attention<'_>,
+    heads: &Heads<'_>,
+    params: AttentionParams,
+    list: *const u32,
+) -> Result<()> {
+    let (KvSlice::F16(kc), KvSlice::F16(vc)) = op.kv else {
+        return Check("attention").fail("k_cache", "is not f16");
+    };
+    let (rows, head_dim) = (op.at.pos.len() as u32, op.shape.head_dim);
+    let grid = [rows, op.shape.n_head_kv * blocks_per_kv(&op.shape), op.partials.n_split];
+    let launch = Launch::grid(grid, decode::THREADS).shared(decode::shared_bytes(head_dim));
+    let launch = Launch { pdl: op.dependent, ..launch };
+    let ([q_bias, k_bias, v_bias], [q_norm, k_norm]) = heads.optional();
+    let (q, k, v, turns) = (heads.q.ptr(), heads.k.ptr(), heads.v.ptr(), heads.turns.ptr());
+    let (pos, span, pages) = (op.at.pos.ptr(), op.at.span.ptr(), op.at.page_table.ptr());
+    let (kc, vc) = (kc.ptr_mut(), vc.ptr_mut());
+    let (part, max_sum) = (op.partials.out.ptr_mut(), op.partials.max_sum.ptr_mut());
+    let args = (
+        q,
+        k,
+        v,
+        q_bias,
+        k_bias,
+        v_bias,
+        q_norm,
+        k_norm,
+        turns,
+        kc,
+        vc,
+        pos,
+        span,
+        list,
+        pages,
+        part,
+        max_sum,
+        heads.params(),
+        params,
+    );
+    // SAFETY: the caller's promise; rows are as many as spans, so each is alone in one; the kernel waits for the grid
+    // ahead before it reads.
+    unsafe {
+        match head_dim {
+            64 => device.launch(decode::attention_fresh_d64, launch, args)?,
+            128 => device.launch(decode::attention_fresh_d128, launch, args)?,
+            _ => device.launch(decode::attention_fresh_d256, launch, args)?,
+        }
     }
     Ok(())
 }
@@ -237,8 +351,8 @@ unsafe fn launch_merge<D: Device>(
 #[expect(unsafe_code, reason = "launches")]
 unsafe fn launch_prefill<D: Device>(device: &D, op: &Attention<'_>, to: AttentionOut<'_>, rows: u32) -> Result<()> {
     let AttentionShape { n_head, n_head_kv, head_dim, scale, window } = op.shape;
-    let (KvSlice::F16(kc), KvSlice::F16(vc)) = op.kv else {
-        return Check("attention").fail("v_cache", "has another type than k_cache");
+    let (KvSlice::F16(kc), KvSlice::F16(vc), Queries::Ready(q)) = (op.kv.0, op.kv.1, op.q) else {
+        return Check("attention").fail("q", "or the cache has no kernel for many rows");
     };
     let (n_span, max_pages, window) = (op.at.first.len() as u32, op.at.max_pages, window.unwrap_or(0));
     let p = PrefillParams { n_head, n_head_kv, scale, window, max_pages, n_span };
@@ -248,7 +362,7 @@ unsafe fn launch_prefill<D: Device>(device: &D, op: &Attention<'_>, to: Attentio
     let (sinks, pairs) = (op.sinks.map_or(std::ptr::null(), Slice::ptr), to.pairs.map_or(std::ptr::null(), Slice::ptr));
     let (pos, first, span_rows) = (op.at.pos.ptr(), op.at.first.ptr(), op.at.span_rows.ptr());
     let (pages, out) = (op.at.page_table.ptr(), to.out.ptr_mut());
-    let args = (op.q.ptr(), kc.ptr(), vc.ptr(), pos, first, span_rows, pages, sinks, pairs, out, p);
+    let args = (q.ptr(), kc.ptr(), vc.ptr(), pos, first, span_rows, pages, sinks, pairs, out, p);
     // SAFETY: the caller's promise; the kernel waits for the grid ahead before it reads.
     unsafe {
         match head_dim {

@@ -39,6 +39,72 @@ pub struct Heads<'a> {
     pub dependent: bool,
 }
 
+impl Heads<'_> {
+    /// Checks everything but where queries go, and returns the number of rows.
+    pub(super) fn check<D: Device>(
+        &self,
+        check: Check,
+        device: &D,
+        (k_cache, v_cache): (KvSlice<'_>, KvSlice<'_>),
+    ) -> Result<u32> {
+        let RopeParams { n_head, head_dim, n_rot, .. } = self.rope;
+        let rows = self.at.check(check, device)?;
+        check.grid_yz("pos", rows)?;
+        let takes = head_dim > 0 && head_dim.is_multiple_of(4) && head_dim <= MAX_HEAD_DIM;
+        check.that("head_dim", takes, "is no multiple of 4 up to 256")?;
+        check.that("n_rot", n_rot.is_multiple_of(2) && n_rot <= head_dim, "is odd or larger than a head")?;
+        device.check_owner(self.turns)?;
+        check.that("turns", self.turns.len() == n_rot as usize / 2, "has not one frequency a pair")?;
+        let (q_dim, kv_dim) = (n_head as usize * head_dim as usize, self.n_head_kv as usize * head_dim as usize);
+        let n_rows = rows as usize;
+        for (name, slice, len) in [
+            ("q", self.q, n_rows * n_head as usize * self.q_stride() as usize),
+            ("k", self.k, n_rows * kv_dim),
+            ("v", self.v, n_rows * kv_dim),
+        ] {
+            device.check_owner(slice)?;
+            check.aligned(name, slice, 16)?;
+            check.that(name, slice.len() == len, "has not one element for each of its heads'")?;
+        }
+        let of_row = self.biases.into_iter().zip([q_dim, kv_dim, kv_dim]);
+        let of_head = self.norms.into_iter().zip([head_dim as usize; 2]);
+        for (slice, len) in of_row.chain(of_head).filter_map(|(slice, len)| Some((slice?, len))) {
+            device.check_owner(slice)?;
+            check.aligned("biases and norms", slice, 16)?;
+            check.that("biases and norms", slice.len() == len, "have not an element each")?;
+        }
+        k_cache.check(check, device, "k_cache", kv_dim as u32)?;
+        v_cache.check(check, device, "v_cache", kv_dim as u32)?;
+        Ok(rows)
+    }
+
+    /// Elements from a query head to the next.
+    fn q_stride(&self) -> u32 {
+        if self.gated { 2 * self.rope.head_dim } else { self.rope.head_dim }
+    }
+
+    pub(super) fn params(&self) -> HeadsParams {
+        let RopeParams { n_head, head_dim, n_rot, adjacent, magnitude } = self.rope;
+        HeadsParams {
+            n_head,
+            n_head_kv: self.n_head_kv,
+            head_dim,
+            q_stride: self.q_stride(),
+            n_rot,
+            adjacent,
+            magnitude,
+            eps: self.eps,
+            max_pages: self.at.max_pages,
+        }
+    }
+
+    /// The addresses of biases and of norms, null where there are none.
+    pub(super) fn optional(&self) -> ([*const f32; 3], [*const f32; 2]) {
+        let address = |slice: Option<Slice<'_, f32>>| slice.map_or(std::ptr::null(), Slice::ptr);
+        (self.biases.map(address), self.norms.map(address))
+    }
+}
+
 /// Writes the queries to `q_out`, `[rows, n_head, head_dim]`, and keys and values to their pages.
 ///
 /// # Errors
@@ -54,51 +120,28 @@ pub unsafe fn attention_heads<D: Device>(
     (k_cache, v_cache): (KvSlice<'_>, KvSlice<'_>),
 ) -> Result<u64> {
     let check = Check("attention_heads");
-    let RopeParams { n_head, head_dim, n_rot, adjacent, magnitude } = op.rope;
-    let rows = op.at.check(check, device)?;
-    check.grid_yz("pos", rows)?;
-    let takes = head_dim > 0 && head_dim.is_multiple_of(4) && head_dim <= MAX_HEAD_DIM;
-    check.that("head_dim", takes, "is no multiple of 4 up to 256")?;
-    check.that("n_rot", n_rot.is_multiple_of(2) && n_rot <= head_dim, "is odd or larger than a head")?;
-    device.check_owner(op.turns)?;
-    check.that("turns", op.turns.len() == n_rot as usize / 2, "has not one frequency a pair")?;
-    let (q_dim, kv_dim) = (n_head as usize * head_dim as usize, op.n_head_kv as usize * head_dim as usize);
+    let rows = op.check(check, device, (k_cache, v_cache))?;
+    let p = op.params();
+    let HeadsParams { n_head, n_head_kv, head_dim, .. } = p;
+    let (q_dim, kv_dim) = (n_head as usize * head_dim as usize, n_head_kv as usize * head_dim as usize);
     let n_rows = rows as usize;
-    let q_stride = if op.gated { 2 * head_dim } else { head_dim };
-    for (name, slice, len) in [
-        ("q", op.q, n_rows * n_head as usize * q_stride as usize),
-        ("k", op.k, n_rows * kv_dim),
-        ("v", op.v, n_rows * kv_dim),
-        ("q_out", q_out, n_rows * q_dim),
-    ] {
-        device.check_owner(slice)?;
-        check.aligned(name, slice, 16)?;
-        check.that(name, slice.len() == len, "has not one element for each of its heads'")?;
-    }
-    let of_row = op.biases.into_iter().zip([q_dim, kv_dim, kv_dim]);
-    let of_head = op.norms.into_iter().zip([head_dim as usize; 2]);
-    for (slice, len) in of_row.chain(of_head).filter_map(|(slice, len)| Some((slice?, len))) {
-        device.check_owner(slice)?;
-        check.aligned("biases and norms", slice, 16)?;
-        check.that("biases and norms", slice.len() == len, "have not an element each")?;
+    device.check_owner(q_out)?;
+    check.aligned("q_out", q_out, 16)?;
+    check.that("q_out", q_out.len() == n_rows * q_dim, "has not one element for each of its heads'")?;
+    for slice in op.biases.into_iter().chain(op.norms).flatten() {
         check.apart("q_out", q_out, slice)?;
     }
     let in_place = !op.gated && q_out.address() == op.q.address();
     check.that("q_out", in_place || !q_out.overlaps(op.q), "overlaps q")?;
     check.apart("q_out", q_out, op.k)?;
     check.apart("q_out", q_out, op.v)?;
-    k_cache.check(check, device, "k_cache", kv_dim as u32)?;
-    v_cache.check(check, device, "v_cache", kv_dim as u32)?;
     if rows == 0 {
         return Ok(0);
     }
-    let (max_pages, n_head_kv) = (op.at.max_pages, op.n_head_kv);
-    let p = HeadsParams { n_head, n_head_kv, head_dim, q_stride, n_rot, adjacent, magnitude, eps: op.eps, max_pages };
     let heads = n_head + 2 * n_head_kv;
     let launch = Launch::grid([heads.div_ceil(HEADS_PER_BLOCK), rows, 1], THREADS);
     let launch = Launch { pdl: op.dependent, ..launch.shared(kernels::shared_bytes(head_dim)) };
-    let [q_bias, k_bias, v_bias] = op.biases.map(|bias| bias.map_or(std::ptr::null(), Slice::ptr));
-    let [q_norm, k_norm] = op.norms.map(|norm| norm.map_or(std::ptr::null(), Slice::ptr));
+    let ([q_bias, k_bias, v_bias], [q_norm, k_norm]) = op.optional();
     let (q, k, v, turns) = (op.q.ptr(), op.k.ptr(), op.v.ptr(), op.turns.ptr());
     let (pos, span, pages, q_out) = (op.at.pos.ptr(), op.at.span.ptr(), op.at.page_table.ptr(), q_out.ptr_mut());
     macro_rules! launch {

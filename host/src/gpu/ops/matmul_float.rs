@@ -57,7 +57,11 @@ pub fn matmul_float<D: Device>(
     check.apart("y", op.y, x)?;
     let few = op.tokens < TILE_MIN_TOKENS;
     if let Some(beside) = beside {
-        check.that("beside", few && form == FloatProduct::Exact && beside.w.ty() == w.ty(), "is of another type, or there are too many tokens")?;
+        check.that(
+            "beside",
+            few && form == FloatProduct::Exact && beside.w.ty() == w.ty(),
+            "is of another type, or there are too many tokens",
+        )?;
         beside.check(check, device, op.tokens, w.cols())?;
         check.apart("beside", beside.y, x)?;
         check.apart("beside", beside.y, op.y)?;

@@ -2,9 +2,9 @@
 
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
-use gpu_kernels::kernels::matvec as kernels;
+use gpu_kernels::kernels::{matvec as kernels, matvec_swept as swept};
 use gpu_kernels::params::{
-    Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_BYTES, MATVEC_SHARED_X, MatvecParams, MatvecShape,
+    Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_BYTES, MATVEC_SHARED_X, MatvecParams, MatvecShape, WARP,
 };
 
 use super::{Check, Matrix, OpError, Q8, Result};
@@ -188,6 +188,10 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
     check.apart("y", op.y, x.qs)?;
     check.apart("y", op.y, x.d)?;
     check.apart("y", op.y, x.s)?;
+    if op.tokens == 1 && op.experts.is_none() {
+        launch_swept(device, op, x)?;
+        return Ok(op.bytes() + u64::from(op.w.cols()) * 11 / 8);
+    }
     let (ids, bias) = op.optional();
     let form = if op.tokens > 1 && op.experts.is_none() { Activations::Q8x4 } else { Activations::Q8 };
     let (qs, d, s) = (x.qs.ptr(), x.d.ptr(), x.s.ptr());
@@ -214,4 +218,35 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
         Mxfp4: matvec_mxfp4_q8 matvec_mxfp4_q8x4
     );
     Ok(op.bytes() + x_rows * u64::from(op.w.cols()) * 11 / 8)
+}
+
+/// One row of activations and one matrix, in a grid that fits the device at once.
+#[expect(unsafe_code, reason = "a launch")]
+fn launch_swept<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<()> {
+    let params = op.params(x.cols);
+    let items = swept::n_items(params.rows, MatvecShape::swept(op.w.ty()).rows, params.lanes_log2);
+    let properties = device.properties();
+    let most = properties.n_sm * swept::BLOCKS_A_MULTIPROCESSOR;
+    let launch = Launch::linear(items.div_ceil(swept::THREADS / WARP).min(most), swept::THREADS);
+    let launch = Launch { pdl: op.dependent && properties.capability >= (9, 0), ..launch };
+    let (_, bias) = op.optional();
+    let args = (op.w.data().ptr(), x.qs.ptr(), x.d.ptr(), x.s.ptr(), op.y.ptr_mut(), bias, params);
+    macro_rules! launch {
+        ($($ty:ident: $name:ident),+) => {
+            match op.w.ty() {
+                // SAFETY: the operands were checked by `matvec_q8`; geometry and parameters come from the functions
+                // that the kernel uses.
+                $(GgmlType::$ty => unsafe { device.launch(swept::$name, launch, args)? },)+
+                ty @ (GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16) => {
+                    return Err(OpError::Type { op: "matvec_q8", ty });
+                }
+            }
+        };
+    }
+    launch!(
+        Q4K: matvec_swept_q4_k, Q5K: matvec_swept_q5_k, Q6K: matvec_swept_q6_k, Q8_0: matvec_swept_q8_0,
+        Q4_0: matvec_swept_q4_0, Q4_1: matvec_swept_q4_1, Q5_0: matvec_swept_q5_0, Q5_1: matvec_swept_q5_1,
+        Mxfp4: matvec_swept_mxfp4
+    );
+    Ok(())
 }

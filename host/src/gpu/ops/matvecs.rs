@@ -23,7 +23,7 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    fn is_plain(&self) -> bool {
+    pub(super) fn is_plain(&self) -> bool {
         self.w.ty() == GgmlType::F32
     }
 

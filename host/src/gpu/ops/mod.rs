@@ -25,6 +25,8 @@ mod matrix;
 mod matvec;
 mod matvecs;
 mod moe;
+mod norm_gate_up;
+mod norm_matvecs;
 mod quantize_q8;
 mod read_sweep;
 mod repack;
@@ -44,7 +46,9 @@ use super::device::DeviceError;
 use super::memory::Slice;
 
 pub use argmax::{Parts, argmax, n_part};
-pub use attention::{Attention, AttentionOut, Partials, attention, n_split, split_rows, takes_head_dim};
+pub use attention::{
+    Attention, AttentionOut, Partials, Queries, attention, n_split, split_rows, takes_fresh, takes_head_dim,
+};
 pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, join_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc,
     split_gate,
@@ -64,6 +68,8 @@ pub use matrix::Matrix;
 pub use matvec::{Experts, Matvec, matvec, matvec_q8, takes_q8};
 pub use matvecs::{Product, common_type, matvecs};
 pub use moe::{SharedOut, moe_weighted_acc, softmax_topk, takes_topk_groups, topk_groups};
+pub use norm_gate_up::{NormGateUp, norm_gate_up, takes_norm_gate_up};
+pub use norm_matvecs::{Norm, norm_matvecs, takes_norm};
 pub use quantize_q8::{Q8, quantize_q8};
 pub use read_sweep::read_sweep;
 pub use repack::repack;

@@ -1,6 +1,6 @@
 //! Gated delta net layers in few launches.
 
-use crate::backend::{Backend, Result};
+use crate::backend::Result;
 use crate::gpu::backend::{Batch, Cache, GpuBackend};
 use crate::gpu::device::Device;
 use crate::gpu::ops::{self, Decay, DeltaStep, MAX_STEP_ROWS};
@@ -20,9 +20,8 @@ impl<D: Device> GpuBackend<D> {
             return layers::delta_net(self, w, s, cache, layer, batch);
         }
         let n = batch.shape.rows;
-        self.rms_norm(&mut s.norm, &s.x, &w.norm, w.eps, batch)?;
         let projections = [(&mut s.qkv, &w.qkv), (&mut s.z, &w.z), (&mut s.alpha, &w.alpha), (&mut s.beta, &w.beta)];
-        self.products(projections, &s.norm, n)?;
+        self.norm_products(projections, &mut s.norm, &s.x, &w.norm, w.eps, batch)?;
         if batch.shape.span_rows <= MAX_STEP_ROWS {
             self.delta_net_step(w, s, cache, layer, batch)?;
         } else {

@@ -3,7 +3,7 @@
 use crate::backend::{Backend, Result};
 use crate::gpu::backend::{Batch, GpuBackend};
 use crate::gpu::device::Device;
-use crate::gpu::ops::{self, GateUp};
+use crate::gpu::ops::{self, NormGateUp};
 use crate::model::layers::{self, DenseFfn, Scratch};
 
 impl<D: Device> GpuBackend<D> {
@@ -18,26 +18,18 @@ impl<D: Device> GpuBackend<D> {
         if !self.fuses(n) {
             return layers::dense_ffn(self, w, s, batch);
         }
-        self.rms_norm(&mut s.norm, &s.x, &w.norm, w.eps, batch)?;
         let (gate, up) = (w.gate.view()?, w.up.view()?);
         // Several rows share the weights in `products`, which is worth more than a launch. Of the activations only
         // the int8 form is there afterwards.
-        if n == 1 && ops::takes_gate_up(&gate, &up) && ops::takes_q8(w.down.view()?.ty()) {
-            let (x, h) = (self.quantised(&s.norm, n)?, self.quantised_mut(&mut s.act, n)?);
-            let op = GateUp {
-                gate,
-                up,
-                gate_bias: None,
-                up_bias: None,
-                act: w.act,
-                routing: None,
-                dependent: self.dependent(),
-                tokens: n,
-            };
-            let launched = ops::gate_up(&*self.device, &op, x, h);
+        if n == 1 && ops::takes_norm_gate_up(&gate, &up) && ops::takes_q8(w.down.view()?.ty()) {
+            let h = self.quantised_mut(&mut s.act, n)?;
+            let (x, norm) = (s.x.rows(n)?, w.norm.data.slice());
+            let op = NormGateUp { x, norm, eps: w.eps, gate, up, act: w.act, dependent: self.dependent() };
+            let launched = ops::norm_gate_up(&*self.device, &op, h);
             self.done(launched)?;
         } else {
-            self.products([(&mut s.gate, &w.gate), (&mut s.up, &w.up)], &s.norm, n)?;
+            let products = [(&mut s.gate, &w.gate), (&mut s.up, &w.up)];
+            self.norm_products(products, &mut s.norm, &s.x, &w.norm, w.eps, batch)?;
             self.gated_act(&mut s.act, &s.gate, &s.up, w.act, batch)?;
         }
         self.matmul_add(&mut s.x, &w.down, &s.act, batch)

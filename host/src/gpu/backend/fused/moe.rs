@@ -1,13 +1,13 @@
 //! Mixtures of experts in few launches.
 
-use crate::backend::{Backend, Result};
+use crate::backend::Result;
 use crate::gpu::backend::{Batch, GpuBackend};
 use crate::gpu::device::Device;
 use crate::gpu::ops::{self, ExpertDown, GateUp, Routing, SharedAct, SharedDown};
 use crate::model::layers::{self, Moe, Scratch};
 
 impl<D: Device> GpuBackend<D> {
-    /// [`layers::moe`] in four launches, where there are kernels for the shapes and types: norm; router and shared
+    /// [`layers::moe`] in three launches, where there are kernels for the shapes and types: norm, router and shared
     /// expert's gate and up; the chosen experts' gate and up; everything down.
     pub(in crate::gpu::backend) fn moe_stages(
         &mut self,
@@ -22,17 +22,17 @@ impl<D: Device> GpuBackend<D> {
         if !self.fuses(n) || !self.fuses_moe(w, s)? {
             return layers::moe(self, w, s, batch);
         }
-        self.rms_norm(&mut s.norm, &s.x, &w.norm, w.eps, batch)?;
+        let (norm, router) = (&mut s.norm, (&mut s.router, &w.router));
         match &w.shared {
-            None => self.products([(&mut s.router, &w.router)], &s.norm, n)?,
+            None => self.norm_products([router], norm, &s.x, &w.norm, w.eps, batch)?,
             Some(shared) => {
                 let (gate, up) = ((&mut s.gate, &shared.gate), (&mut s.up, &shared.up));
                 match &shared.router {
                     Some(scale) => {
-                        let scale = (&mut s.shared_gate, scale);
-                        self.products([(&mut s.router, &w.router), scale, gate, up], &s.norm, n)?;
+                        let jobs = [router, (&mut s.shared_gate, scale), gate, up];
+                        self.norm_products(jobs, norm, &s.x, &w.norm, w.eps, batch)?;
                     }
-                    None => self.products([(&mut s.router, &w.router), gate, up], &s.norm, n)?,
+                    None => self.norm_products([router, gate, up], norm, &s.x, &w.norm, w.eps, batch)?,
                 }
             }
         }

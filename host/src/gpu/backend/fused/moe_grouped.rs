@@ -2,7 +2,7 @@
 
 use gpu_kernels::kernels::grouped::TILE_SIZE;
 
-use crate::backend::{Backend, Result};
+use crate::backend::Result;
 use crate::gpu::backend::{Activations, Batch, GpuBackend};
 use crate::gpu::device::Device;
 use crate::gpu::ops::{self, ExpertDownGrouped, GateUpGrouped, SharedDownGrouped, SharedGateUp, SharedOut};
@@ -36,10 +36,12 @@ impl<D: Device> GpuBackend<D> {
     /// router, and the shared expert's; choice and grouping; gate and up of all experts; everything down; the sum.
     pub(super) fn moe_grouped(&mut self, w: &Moe<Self>, s: &mut Scratch<Self>, batch: &Batch<D>) -> Result {
         let n = batch.shape.rows;
-        self.rms_norm(&mut s.norm, &s.x, &w.norm, w.eps, batch)?;
+        let (norm, router) = (&mut s.norm, (&mut s.router, &w.router));
         match w.shared.as_ref().and_then(|shared| shared.router.as_ref()) {
-            Some(scale) => self.products([(&mut s.router, &w.router), (&mut s.shared_gate, scale)], &s.norm, n)?,
-            None => self.products([(&mut s.router, &w.router)], &s.norm, n)?,
+            Some(scale) => {
+                self.norm_products([router, (&mut s.shared_gate, scale)], norm, &s.x, &w.norm, w.eps, batch)?;
+            }
+            None => self.norm_products([router], norm, &s.x, &w.norm, w.eps, batch)?,
         }
         self.choose_and_group(w, s, n)?;
         self.grouped_gate_up(w, s, n)?;

@@ -133,7 +133,7 @@ impl<D: Device> Bench<'_, D> {
         self.chain(what, &format!("{n_seq} x {rows} at {depth}, {name}, {gflop:.2} GFLOP"), |d| {
             i += 1;
             let op = ops::Attention {
-                q: q.slice(),
+                q: ops::Queries::Ready(q.slice()),
                 kv: caches.kv(),
                 at: caches.at(i),
                 partials,

@@ -141,7 +141,7 @@ impl<D: Device> Bench<'_, D> {
         let routes = tokens * n_used;
         let order = self.device.alloc::<u32>(routes as usize)?;
         let tiles = self.device.alloc::<U32x4>(max_tiles(routes, n_expert) as usize)?;
-        let tile = expert_tile(routes, n_expert).tokens;
+        let tile = expert_tile(routes, n_expert);
         let experts = Experts { ids: ids.slice(), ids_stride: n_used, n_used, shared_x: true };
         let shape = format!("{tokens} x {n_used} of {n_expert}");
         self.chain("route_groups", &shape, |device| {

@@ -1,0 +1,107 @@
+//! Many rows a lane, with the next step's weights in flight while one is multiplied.
+//!
+//! A grid that fits the device at once, whose lanes go from row to row: what a block does before its first product,
+//! such as a norm, is then done once a multiprocessor, and the memory is not idle between two rows.
+
+use super::{Lane, Operand, group_sum};
+use crate::kernels::format::{self, Format, Row};
+use crate::params::WARP;
+
+/// Which items a warp takes: `first`, and every `stride`-th after it that is below `end`.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Items {
+    pub(in crate::kernels) first: u32,
+    pub(in crate::kernels) stride: u32,
+    pub(in crate::kernels) end: u32,
+}
+
+/// Where a lane is, and the sums of its item so far.
+struct Walk<const R: usize> {
+    item: u32,
+    /// Chunks of the item's rows that are multiplied.
+    done: u32,
+    /// The rows that are loaded from.
+    rows: [Row; R],
+    sums: [f32; R],
+}
+
+/// Starts to load the next step's weights, to `next`, and multiplies those of this step, `raw`. Whether there is a next
+/// step.
+///
+/// # Safety
+/// As [`sweep`]; `raw` are the weights at `walk`, which is below `items.end`.
+#[inline(always)]
+unsafe fn step<F: Format, X: Operand<F>, const R: usize, const S: usize>(
+    walk: &mut Walk<R>,
+    (place, items, x): (Lane, Items, X),
+    rows: &impl Fn(u32) -> [Row; R],
+    store: &mut impl FnMut(u32, [f32; R]),
+    raw: &[[F::Raw; R]; S],
+    next: &mut [[F::Raw; R]; S],
+) -> bool {
+    let (start, phase) = (F::start(place.lane), place.lane % F::BLOCK_CHUNKS);
+    let (item, done, step) = (walk.item, walk.done, (S as u32) << place.lanes_log2);
+    let ends = done + step >= place.chunks;
+    (walk.item, walk.done) = if ends { (item + items.stride, 0) } else { (item, done + step) };
+    let more = walk.item < items.end;
+    if more {
+        if ends {
+            walk.rows = rows(walk.item);
+        }
+        // SAFETY: the rows have `place.chunks` chunks.
+        *next = unsafe { place.load_step::<F, R, S>(&walk.rows, walk.done) };
+    }
+    for s in 0..S {
+        let ahead = done + ((s as u32) << place.lanes_log2);
+        let live = place.lane + ahead < place.chunks;
+        let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
+        // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+        let chunk = unsafe { x.load(at, live) };
+        for r in 0..R {
+            walk.sums[r] += X::dot(&raw[s][r], &chunk, phase);
+        }
+    }
+    if ends {
+        // SAFETY: the whole warp is here: its lanes have the same items and steps.
+        store(item, unsafe { group_sum(walk.sums, (1u32 << place.lanes_log2).min(WARP)) });
+        walk.sums = [0.0; R];
+    }
+    more
+}
+
+/// For each of the warp's items the products of `R` rows, `S` chunks of each a step, given to `store` in every lane of
+/// the group. `ready` makes the activations once the first weights are under way.
+///
+/// The sums have the order of [`matvec`](super::matvec).
+///
+/// # Safety
+/// - Every lane of the warp is here, with the same items; there is one at least, though not for every warp. `rows` gives
+///   those of an item, which exist and have `place.chunks` chunks, as the activations have.
+/// - The items and `place` allow of what `ready` and `store` ask: the one is called once by every lane, the other by
+///   all lanes of the warp together, once an item.
+#[inline(always)]
+pub(in crate::kernels) unsafe fn sweep<F: Format, X: Operand<F>, const R: usize, const S: usize>(
+    place: Lane,
+    items: Items,
+    rows: impl Fn(u32) -> [Row; R],
+    ready: impl FnOnce() -> X,
+    mut store: impl FnMut(u32, [f32; R]),
+) {
+    // A warp without an item reads the last one's first weights: `ready` may want all of the block.
+    let first = rows(items.first.min(items.end - 1));
+    let mut walk = Walk { item: items.first, done: 0, rows: first, sums: [0.0; R] };
+    // SAFETY: the rows have `place.chunks` chunks.
+    let mut even = unsafe { place.load_step::<F, R, S>(&walk.rows, 0) };
+    let with = (place, items, ready());
+    if walk.item >= items.end {
+        return;
+    }
+    // Two steps a turn, so that no register is copied: a copy would wait for the load.
+    let mut odd = even;
+    // SAFETY: the caller's promise; each step is multiplied after it was loaded.
+    unsafe {
+        while step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &even, &mut odd)
+            && step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &odd, &mut even)
+        {}
+    }
+}

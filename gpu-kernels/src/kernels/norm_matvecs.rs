@@ -1,0 +1,247 @@
+//! RMS norm and the products of its result in one launch: `x̂ = norm(x)`, `y_i[r] = Σ_k w_i[r, k]·x̂[k]`, of one row.
+//!
+//! A norm of one row is one block's work that everybody waits for, and costs as much as a launch. Here each block norms
+//! and quantises the row for itself, into shared memory, while its first weights are under way. A block has many rows
+//! of weights to multiply, as many as a grid that fits the device at once leaves it, so that this is done once a
+//! multiprocessor.
+//!
+//! The norm is that of [`rms_norm_q8`](super::rms_norm::rms_norm_q8) and the products are those of
+//! [`matvecs`](super::matvecs), to the same bits; one block also writes the normed row down, for whoever else reads it.
+
+use bytemuck::{Pod, Zeroable};
+use cuda_std::{pdl, prelude::*};
+
+use super::format::{self, FormatQ8, Row};
+use super::matvec::{Items, Lane, StagedPlain, StagedQuantized, group_sums, sweep};
+use super::normed_row::{Norm, NormedRow, staged_bytes};
+use super::rms_norm::RMS_NORM_THREADS;
+use crate::blocks::GgmlType;
+use crate::layout::MAX_PLANES;
+use crate::params::{Activations, MATVECS_MAX, MatvecShape, WARP};
+
+/// Lanes of a block.
+pub const THREADS: u32 = RMS_NORM_THREADS;
+/// The longest rows: in both forms they fit the shared memory that every device has.
+pub const MAX_COLS: u32 = 8192;
+/// Chunks of a row in F32 that a lane loads before it uses the first.
+const PLAIN_STEPS: usize = MatvecShape::new(GgmlType::F32, Activations::Plain).steps as usize;
+
+/// Shared memory for a row of `cols` columns, in both forms.
+pub const fn shared_bytes(cols: u32) -> u32 {
+    plain_offset(cols) + 4 * cols
+}
+
+/// Where the row lies in f32.
+const fn plain_offset(cols: u32) -> u32 {
+    staged_bytes(cols).next_multiple_of(16)
+}
+
+/// One of the products of `norm_matvecs_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct NormMatvecsPart {
+    /// Byte offsets of the weight's planes.
+    pub planes: [u64; MAX_PLANES],
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// 1 where the weights are F32 and take f32 activations.
+    pub plain: u32,
+    /// The first of its items, or of its tiles where it is plain: those of one kind are counted through all products.
+    /// `u32::MAX` for a product that is not there.
+    pub first: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of `norm_matvecs_*`.
+///
+/// An item is what a warp multiplies at a time: `rows` of [`MatvecShape::swept`] for each group of lanes. A tile is what
+/// a block multiplies at a time of matrices in F32: a row for each group of lanes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct NormMatvecsParams {
+    /// The products, those of one kind in the order of their first items or tiles, which begin at 0.
+    pub parts: [NormMatvecsPart; MATVECS_MAX],
+    /// Items of all quantised products, at least one.
+    pub items: u32,
+    /// Tiles of all products in F32.
+    pub tiles: u32,
+    /// Elements of the row.
+    pub cols: u32,
+    /// 16-byte chunks in a row of quantised weights.
+    pub chunks: u32,
+    /// [`MatvecShape::lanes_log2`] of their type and `chunks`.
+    pub lanes_log2: u32,
+    /// 16-byte chunks in a row in F32.
+    pub plain_chunks: u32,
+    /// [`MatvecShape::lanes_log2`] of F32 and `plain_chunks`.
+    pub plain_lanes_log2: u32,
+    /// The norm's ε.
+    pub eps: f32,
+}
+
+/// Rows of an item.
+pub const fn rows_per_item(ty: GgmlType, lanes_log2: u32) -> u32 {
+    (WARP >> lanes_log2) * MatvecShape::swept(ty).rows
+}
+
+/// Blocks of a grid that fit a multiprocessor at once. Of most types two: a lane has 1 KB of weights in flight. Of
+/// Q8_0 one, which leaves room for a block of the grid before or after, so that the weights of the one are under way
+/// while the other ends.
+pub const fn blocks_a_multiprocessor(ty: GgmlType) -> u32 {
+    if matches!(ty, GgmlType::Q8_0) { 1 } else { 2 }
+}
+
+/// Weights and results of the products.
+struct Products {
+    w: [*const u8; MATVECS_MAX],
+    y: [*mut f32; MATVECS_MAX],
+}
+
+/// The product with item or tile `at`, its weights and its result.
+#[inline(always)]
+fn part(o: &Products, p: &NormMatvecsParams, plain: u32, at: u32) -> (NormMatvecsPart, *const u8, *mut f32) {
+    let mut found = (p.parts[0], o.w[0], o.y[0]);
+    for i in 1..MATVECS_MAX {
+        if p.parts[i].plain == plain && at >= p.parts[i].first {
+            found = (p.parts[i], o.w[i], o.y[i]);
+        }
+    }
+    found
+}
+
+/// One lane: `R` rows of a quantised matrix a group of lanes, `S` chunks of each a step.
+///
+/// # Safety
+/// As [`norm_matvecs_q8_0`], for the format.
+#[inline(always)]
+unsafe fn norm_matvecs<F: FormatQ8, const R: usize, const S: usize>(o: &Products, norm: &Norm, p: &NormMatvecsParams) {
+    let (thread, block, blocks) = (thread::thread_idx_x(), thread::block_idx_x(), thread::grid_dim_x());
+    let lanes = 1u32 << p.lanes_log2;
+    let place = Lane { lane: thread & (lanes - 1), lanes_log2: p.lanes_log2, chunks: p.chunks };
+    // Neighbouring items go to different blocks: so all multiprocessors have the same number of them.
+    let items = Items { first: block + blocks * (thread / WARP), stride: blocks * (THREADS / WARP), end: p.items };
+    let first_row = |part: &NormMatvecsPart, item: u32| {
+        let group = warp::lane_id() >> p.lanes_log2;
+        (((item - part.first) * (WARP >> p.lanes_log2)) + group) * R as u32
+    };
+    let rows = |item: u32| {
+        let (part, w, _) = part(o, p, 0, item);
+        let first = first_row(&part, item);
+        // Groups past the end compute the last row again: all lanes take part in shuffles.
+        core::array::from_fn(|r| {
+            let row = (first + r as u32).min(part.rows - 1);
+            // SAFETY: the row exists.
+            unsafe { Row::new::<F>(w, &part.planes, u64::from(row), p.chunks) }
+        })
+    };
+    let store = |item: u32, sums: [f32; R]| {
+        let (part, _, y) = part(o, p, 0, item);
+        let first = first_row(&part, item);
+        if place.lane == 0 {
+            for r in 0..R {
+                if first + (r as u32) < part.rows {
+                    // SAFETY: `y` has the row.
+                    unsafe { st(y.add(first as usize + r), sums[r]) };
+                }
+            }
+        }
+    };
+    // SAFETY: items are the same in a warp; the rows exist and have `p.chunks` chunks, as the row has. All of the block
+    // goes through `ready`.
+    unsafe { sweep::<F, StagedQuantized, R, S>(place, items, rows, || ready(o, norm, p), store) }
+}
+
+/// The normed row in shared memory, with the products in F32 done on the way: their weights are the first to arrive.
+///
+/// # Safety
+/// All of the block is here; otherwise as [`norm_matvecs_q8_0`].
+#[inline(always)]
+unsafe fn ready(o: &Products, norm: &Norm, p: &NormMatvecsParams) -> StagedQuantized {
+    let (thread, block, blocks) = (thread::thread_idx_x(), thread::block_idx_x(), thread::grid_dim_x());
+    let lanes = 1u32 << p.plain_lanes_log2;
+    let place = Lane { lane: thread & (lanes - 1), lanes_log2: p.plain_lanes_log2, chunks: p.plain_chunks };
+    let row_of = |part: &NormMatvecsPart, tile: u32| {
+        (tile - part.first) * (THREADS >> p.plain_lanes_log2) + (thread >> p.plain_lanes_log2)
+    };
+    let rows = |tile: u32| {
+        let (part, w, _) = part(o, p, 1, tile);
+        let row = row_of(&part, tile).min(part.rows - 1);
+        // SAFETY: the row exists.
+        [unsafe { Row::new::<format::F32>(w, &part.planes, u64::from(row), p.plain_chunks) }]
+    };
+    // The last blocks have the fewest items.
+    let mut tile = blocks - 1 - block;
+    // SAFETY: the rows exist; the whole block takes the same way; shared memory is laid out by `shared_bytes`.
+    unsafe {
+        let mut raw = [[U32x4::splat(0)]; PLAIN_STEPS];
+        if tile < p.tiles {
+            raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows(tile), 0);
+        }
+        let row = NormedRow::new(norm, p.cols, p.eps);
+        pdl::grid_dependency_wait();
+        pdl::launch_dependents();
+
+        let plain = StagedPlain { x: dynamic(plain_offset(p.cols)) };
+        let x = row.stage(norm, (p.tiles > 0).then_some(plain.x), block == blocks - 1);
+        while tile < p.tiles {
+            let [sums] = place.sums::<format::F32, _, 1, PLAIN_STEPS, 1>(&rows(tile), raw, &[plain]);
+            let [[sum]] = group_sums::<format::F32, 1, 1>([sums], lanes);
+            let (part, _, y) = part(o, p, 1, tile);
+            let row = row_of(&part, tile);
+            if place.lane == 0 && row < part.rows {
+                st(y.add(row as usize), sum);
+            }
+            tile += blocks;
+            if tile < p.tiles {
+                block::sync_threads(); // the sums of this tile are read before those of the next are written
+                raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows(tile), 0);
+            }
+        }
+        x
+    }
+}
+
+macro_rules! entries {
+    ($($ty:ident: $name:ident;)+) => {$(
+        #[doc = concat!("[`norm_matvecs`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights, or F32.")]
+        ///
+        /// `x`, `norm_w` and `norm_y`: `[cols]`; `qs: [cols]`, `d: [cols/32]`, `s: [cols/16]`, the int8 form of `norm_y`;
+        /// `w_i: [rows_i, cols]` planar; `y_i: [rows_i]`.
+        ///
+        /// Grid: `(blocks, 1, 1)`, any number, blocks of [`THREADS`] lanes, [`shared_bytes`] of shared memory.
+        ///
+        /// # Safety
+        /// - `w_i` points to the whole tensor, 16-byte aligned, with `parts[i]` its planes, rows and first item; nobody
+        ///   writes it, nor `norm_w`. At least one product is there that is not plain.
+        /// - The row's operands have the sizes above, and all but `d` and `s` are 16-byte aligned; `cols` is a multiple of
+        ///   32 and at most [`MAX_COLS`].
+        /// - `y_i` has `rows_i` elements; the results overlap nothing.
+        /// - The grid before in the stream is the only one still running (programmatic dependent launch).
+        #[kernel(max_threads = 256, min_blocks = 2)]
+        pub unsafe fn $name(
+            w_0: *const u8, w_1: *const u8, w_2: *const u8, w_3: *const u8,
+            x: *const f32, norm_w: *const f32, norm_y: *mut f32, qs: *mut i8, d: *mut f32, s: *mut f32,
+            y_0: *mut f32, y_1: *mut f32, y_2: *mut f32, y_3: *mut f32, p: NormMatvecsParams,
+        ) {
+            const SHAPE: MatvecShape = MatvecShape::swept(GgmlType::$ty);
+            norm_matvecs::<format::$ty, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
+                &Products { w: [w_0, w_1, w_2, w_3], y: [y_0, y_1, y_2, y_3] },
+                &Norm { x, w: norm_w, y: norm_y, qs, d, s }, &p);
+        }
+    )+};
+}
+
+// Two blocks fit on a multiprocessor: this grid's, and that of the grid before or after, whose weights are then under
+// way while this one ends.
+entries! {
+    Q4K: norm_matvecs_q4_k;
+    Q5K: norm_matvecs_q5_k;
+    Q6K: norm_matvecs_q6_k;
+    Q8_0: norm_matvecs_q8_0;
+    Q4_0: norm_matvecs_q4_0;
+    Q4_1: norm_matvecs_q4_1;
+    Q5_0: norm_matvecs_q5_0;
+    Q5_1: norm_matvecs_q5_1;
+    Mxfp4: norm_matvecs_mxfp4;
+}
