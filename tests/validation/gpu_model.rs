@@ -42,7 +42,7 @@ fn emulated() -> Arc<Emulated> {
 }
 
 fn options(activations: Activations) -> BackendOptions {
-    BackendOptions { activations, staging_bytes: 1 << 20, ..BackendOptions::exact() }
+    BackendOptions { activations, staging_bytes: 1 << 20, norm_cols: 0, ..BackendOptions::exact() }
 }
 
 fn session<D: Device>(

@@ -39,7 +39,7 @@ impl<D: Device> GpuBackend<D> {
     ) -> Result {
         let mut jobs = jobs.map(Some);
         let n = batch.shape.rows;
-        let products = if n == 1 && self.fuses(n) && ops::takes_norm(x.cols()) {
+        let products = if n == 1 && self.fuses(n) && x.cols() >= self.options.norm_cols && ops::takes_norm(x.cols()) {
             next_products(&mut jobs, n)?
         } else {
             Vec::new()

@@ -9,7 +9,7 @@ use crate::gpu::ops::{self, ExpertDownGrouped, GateUpGrouped, SharedDownGrouped,
 use crate::model::layers::{Moe, Scratch};
 
 /// Rows from which on routes are grouped by expert. Fewer hardly share experts, and one launch less chooses them.
-const GROUP_MIN_ROWS: u32 = 9;
+const GROUP_MIN_ROWS: u32 = 6;
 
 impl<D: Device> GpuBackend<D> {
     /// Whether [`moe_grouped`](Self::moe_grouped) is the way for `n` rows, and takes the layer's types and shapes.
