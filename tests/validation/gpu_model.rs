@@ -177,7 +177,7 @@ fn wide_products_are_golden<D: Device>(device: &Arc<D>) {
         return;
     }
     for case in tiny_cases() {
-        let n = case.tokens.len().min(40);
+        let n = case.tokens.len().min(24);
         let limits = Limits { n_pages: case.n_pages(), n_slots: 1, n_batch: n as u32, n_outputs: n as u32 };
         let run = |wide_rows: u32| {
             let options = BackendOptions { wide_rows, ..options(Activations::Int8) };

@@ -15,9 +15,9 @@
 //!
 //! # Order
 //! A product reads its registers and shared memory after it was issued. So [`begin`] and [`fence`] come before the first,
-//! and [`fence`] after each write to A by another instruction; [`commit`] closes a group of products; and after [`wait`] (registers of A,
-//! shared memory) or [`finish`] (D) what they used may be touched again. Products read shared memory past the usual
-//! ways: a lane that has written there calls [`fence_shared`] before the barrier that announces it.
+//! and [`fence`] after each write to A by another instruction; [`commit`] closes a group of products; and after [`wait`]
+//! (registers of A, shared memory) or [`finish`] (D) what they used may be touched again. Products read shared memory
+//! past the usual ways: a lane that has written there calls [`fence_shared`] before the barrier that announces it.
 //!
 //! In the emulator a product is done when it is issued; of the order it checks barriers and [`fence_shared`].
 //!

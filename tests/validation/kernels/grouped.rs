@@ -69,10 +69,12 @@ fn sum(w: &Known<impl Device>, row: usize, cols: u32, x: &[f64], bias: Option<&[
 
 devices! {
     fn experts_are_chosen_and_grouped_in_one_launch(device) {
-        for (rows, n_expert, n_used) in [(1u32, 1u32, 1u32), (9, 256, 8), (32, 6, 3), (33, 40, 5), (64, 256, 8), (64, 33, 32)] {
+        let shapes = [(1u32, 1u32, 1u32), (9, 256, 8), (32, 6, 3), (33, 40, 5), (64, 256, 8), (64, 33, 32)];
+        for (rows, n_expert, n_used) in shapes {
             let mut random = Random::new(u64::from(rows));
             // Few distinct values, so that some are equal; some experts are more popular.
-            let logits: Vec<f32> = (0..rows * n_expert).map(|i| random.below(64) as f32 / 8.0 - (i % n_expert) as f32 / 64.0).collect();
+            let mut logit = |i: u32| random.below(64) as f32 / 8.0 - (i % n_expert) as f32 / 64.0;
+            let logits: Vec<f32> = (0..rows * n_expert).map(&mut logit).collect();
             let bias = random.units(n_expert as usize);
             let (logits, bias) = (input(device, &logits), input(device, &bias));
             let routes = rows * n_used;
@@ -81,7 +83,8 @@ devices! {
                 let outputs = || {
                     let n = routes as usize;
                     let (ids, weights) = (Output::<_, u32>::new(device, n), Output::<_, f32>::new(device, n));
-                    (ids, weights, Output::<_, u32>::new(device, n), Output::<_, U32x4>::new(device, max_tiles(routes, n_expert) as usize))
+                    let n_tiles = max_tiles(routes, n_expert) as usize;
+                    (ids, weights, Output::<_, u32>::new(device, n), Output::<_, U32x4>::new(device, n_tiles))
                 };
                 let (ids, weights, order, tiles) = outputs();
                 let groups = RouteGroups { order: order.slice(), tiles: tiles.slice(), tile: TILE_SIZE };

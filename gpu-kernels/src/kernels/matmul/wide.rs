@@ -73,7 +73,8 @@ macro_rules! entries {
         entries!(@ $ty $w64 "64" [256 2] 64 32 $loads $groups);
         entries!(@ $ty $w128 "128" [512 1] 128 64 $loads $groups);
     )+};
-    (@ $ty:ident $name:ident $tokens:literal [$threads:tt $blocks:tt] $n:literal $sums:literal $loads:literal $groups:literal) => {
+    (@ $ty:ident $name:ident $tokens:literal [$threads:tt $blocks:tt]
+        $n:literal $sums:literal $loads:literal $groups:literal) => {
         #[doc = concat!("[`wide`](self) product with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights in tiles of ")]
         #[doc = concat!($tokens, " tokens.")]
         ///
