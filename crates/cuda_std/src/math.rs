@@ -76,7 +76,11 @@ mod imp {
         } else {
             f64::from_bits(sum.to_bits() - 1)
         };
-        half::bf16::from_f64(odd).to_bits()
+        // `from_f64` ignores the lower half of an f64, and with it what decides between two neighbours. That half only has
+        // to be seen: it goes where the upper one has its last bit.
+        let bits = odd.to_bits();
+        let seen = bits & !0xffff_ffff | u64::from(bits & 0xffff_ffff != 0) << 32;
+        half::bf16::from_f64(f64::from_bits(seen)).to_bits()
     }
     pub(super) fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
         let half = |shift: u32| u32::from(fma_bf16((a >> shift) as u16, (b >> shift) as u16, (c >> shift) as u16));

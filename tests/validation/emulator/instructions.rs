@@ -236,10 +236,20 @@ fn prmt(a: u32, b: u32, selector: u32) -> u32 {
 /// Whether `got` is `a·b + c`, rounded once.
 fn is_fma_bf16(got: bf16, [a, b, c]: [f64; 3]) -> bool {
     let product = a * b; // exact: 16 bits
-    let (sum, want) = (product + c, bf16::from_f64(product + c));
-    let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
-    // Where an f64 does not hold the sum, either neighbour of the middle between two may be the nearest.
-    same || sum - product != c && (got.to_f64() - sum).abs() <= (want.to_f64() - sum).abs()
+    let sum = product + c;
+    let near = bf16::from_f64(sum);
+    let same = |want: bf16| got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+    if !near.is_finite() || near.to_f64() == 0.0 {
+        return same(near);
+    }
+    // The nearest of three neighbours, for `from_f64` does not see all of a number. Of two as near the even one, unless
+    // an f64 does not hold the sum: then it may be either.
+    let distance = |bits: u16| (bf16::from_bits(bits).to_f64() - sum).abs();
+    let neighbours = [near.to_bits() - 1, near.to_bits(), near.to_bits() + 1];
+    let least = neighbours.map(distance).into_iter().fold(f64::INFINITY, f64::min);
+    let nearest: Vec<u16> = neighbours.into_iter().filter(|bits| distance(*bits) <= least).collect();
+    let exact = sum - product == c && sum - c == product;
+    nearest.contains(&got.to_bits()) && (nearest.len() == 1 || !exact || got.to_bits().is_multiple_of(2))
 }
 
 #[test]
