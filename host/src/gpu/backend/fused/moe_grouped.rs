@@ -9,13 +9,13 @@ use crate::gpu::ops::{self, ExpertDownGrouped, GateUpGrouped, SharedDownGrouped,
 use crate::model::layers::{Moe, Scratch};
 
 /// Rows from which on routes are grouped by expert. Fewer hardly share experts, and one launch less chooses them.
-const GROUP_MIN_ROWS: u32 = 6;
+const BY_EXPERT_MIN_ROWS: u32 = 6;
 
 impl<D: Device> GpuBackend<D> {
     /// Whether [`moe_grouped`](Self::moe_grouped) is the way for `n` rows, and takes the layer's types and shapes.
     pub(super) fn groups_moe(&self, w: &Moe<Self>, s: &Scratch<Self>, n: u32) -> Result<bool> {
         let (options, n_expert, n_used) = (&self.options, s.router.cols(), s.routes.n_used);
-        let few = n >= GROUP_MIN_ROWS
+        let few = n >= BY_EXPERT_MIN_ROWS
             && ops::few_routes(s.routes.n_routes(n)?, n_expert, options.routes_per_expert)
             && ops::takes_topk_groups(n, n_expert, n_used);
         if !options.fuse || options.activations != Activations::Int8 || !few {
