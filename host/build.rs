@@ -7,10 +7,12 @@
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use cuda_builder::{Arch, Built, CudaBuilder, Toolchain};
+use flate2::{Compression, write::ZlibEncoder};
 
 const KERNELS: &str = "../gpu-kernels";
 const ARCH_VAR: &str = "ZINC_CUDA_ARCH";
@@ -77,12 +79,30 @@ fn build(toolchain: &Toolchain, archs: Vec<Arch>, out_dir: &Path) -> Result<Buil
 fn modules(built: &Built) -> Result<String, String> {
     let mut rows = String::new();
     for ptx in &built.ptx {
-        let path = ptx.path.to_str().ok_or("the target folder's path is not UTF-8")?;
-        let target = ptx.arch.name();
-        writeln!(rows, "    EmbeddedPtx {{ target: {target:?}, text: include_str!({path:?}) }},")
-            .expect("a String takes any text");
+        let text = fs::read_to_string(&ptx.path).map_err(|error| format!("{}: {error}", ptx.path.display()))?;
+        let packed = ptx.path.with_extension("ptx.z");
+        fs::write(&packed, zlib(&text)?).map_err(|error| format!("{}: {error}", packed.display()))?;
+        let packed = packed.to_str().ok_or("the target folder's path is not UTF-8")?;
+        let (target, directives) = (ptx.arch.name(), directives(&text));
+        writeln!(
+            rows,
+            "    EmbeddedPtx {{ target: {target:?}, directives: {directives:?}, zlib: include_bytes!({packed:?}) }},"
+        )
+        .expect("a String takes any text");
     }
     Ok(rows)
+}
+
+/// The lines that say what a module is and which kernels it has.
+fn directives(text: &str) -> String {
+    let says = |line: &&str| line.starts_with(".version") || line.starts_with(".target") || line.contains(".entry");
+    text.lines().filter(says).fold(String::new(), |lines, line| lines + line + "\n")
+}
+
+/// PTX is a tenth of its size when packed, and there is one text for each target.
+fn zlib(text: &str) -> Result<Vec<u8>, String> {
+    let mut packed = ZlibEncoder::new(Vec::new(), Compression::default());
+    packed.write_all(text.as_bytes()).and_then(|()| packed.finish()).map_err(|error| error.to_string())
 }
 
 /// The Rust source that `gpu::ptx` includes.

@@ -151,7 +151,7 @@ fn ptx_versions_go_with_cuda_releases() {
 
 fn image(target: &str, ptx_version: &str) -> Image {
     let text = PTX.replace("sm_90, debug", target).replace("8.0", ptx_version);
-    Image::new(target.to_owned(), text.into()).expect("PTX")
+    Image::new(target.to_owned(), text).expect("PTX")
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::sync::LazyLock;
 
 use cuda_builder::ptx::{self, Entry, Version};
-use host::gpu::ptx::{EmbeddedPtx, PTX, WITHOUT_PTX};
+use host::gpu::ptx::{PTX, WITHOUT_PTX};
 
 use crate::tidy::{rust_files, workspace_root};
 
@@ -16,18 +17,25 @@ const NEWEST_VERSION: [(&str, Version); 4] =
 /// Kernels whose weights stream through: each must load 16 bytes a lane at a time.
 const WIDE_LOADS: [&str; 7] = ["matvec_", "matvecs_", "matmul_", "read_sweep", "rms_norm", "gate_up_", "expert_down_"];
 
+struct Module {
+    target: &'static str,
+    text: String,
+}
+
 /// The modules, or nothing, said aloud, in a build without the kernel toolchain.
-fn modules() -> &'static [EmbeddedPtx] {
+fn modules() -> &'static [Module] {
+    static MODULES: LazyLock<Vec<Module>> =
+        LazyLock::new(|| PTX.iter().map(|ptx| Module { target: ptx.target, text: ptx.text() }).collect());
     if let Some(why) = WITHOUT_PTX {
         assert!(std::env::var_os("ZINC_REQUIRE").is_none(), "no PTX is embedded: {why}");
         println!("skipped: no PTX is embedded: {why}");
     }
-    PTX
+    &MODULES
 }
 
-fn each_kernel(mut check: impl FnMut(&EmbeddedPtx, &Entry<'_>)) {
+fn each_kernel(mut check: impl FnMut(&Module, &Entry<'_>)) {
     for module in modules() {
-        ptx::entries(module.text).iter().for_each(|entry| check(module, entry));
+        ptx::entries(&module.text).iter().for_each(|entry| check(module, entry));
     }
 }
 
@@ -52,7 +60,7 @@ fn every_kernel_is_in_every_module() {
     let in_source = kernels_in_source();
     let mut first: Option<BTreeSet<&str>> = None;
     for module in modules() {
-        let entries: BTreeSet<&str> = ptx::entries(module.text).iter().map(|entry| entry.name).collect();
+        let entries: BTreeSet<&str> = ptx::entries(&module.text).iter().map(|entry| entry.name).collect();
         let missing: Vec<&String> = in_source.iter().filter(|name| !entries.contains(name.as_str())).collect();
         assert!(missing.is_empty(), "{} lacks {missing:?}", module.target);
         assert_eq!(first.get_or_insert_with(|| entries.clone()), &entries, "{} differs in its kernels", module.target);
@@ -63,14 +71,14 @@ fn every_kernel_is_in_every_module() {
 #[test]
 fn no_module_asks_for_a_newer_driver_or_gpu_than_its_target_needs() {
     for module in modules() {
-        assert_eq!(ptx::target(module.text), Some(module.target));
-        let version = ptx::version(module.text).expect("a module has a version");
+        assert_eq!(ptx::target(&module.text), Some(module.target));
+        let version = ptx::version(&module.text).expect("a module has a version");
         let (_, newest) = NEWEST_VERSION
             .iter()
             .find(|(target, _)| *target == module.target)
             .unwrap_or_else(|| panic!("no promise for {}", module.target));
         assert!(version <= *newest, "{} is PTX {version:?}, promised is {newest:?}", module.target);
-        assert!(version >= ptx::needed_version(module.text), "{} states too low a version", module.target);
+        assert!(version >= ptx::needed_version(&module.text), "{} states too low a version", module.target);
     }
 }
 

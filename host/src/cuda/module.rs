@@ -4,10 +4,12 @@
 //! driver cannot compile is a start-up error with its name, and never a failure in the middle of a
 //! request.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use cust::sys::{CUfunction, CUmodule};
 
@@ -16,9 +18,13 @@ use super::error::{Error, Result, check, describe};
 use super::ptx::{self, Header, PtxError, Target};
 use super::raw;
 use crate::gpu::device::Properties;
+use crate::gpu::ptx::{EmbeddedPtx, PTX};
 
 /// The largest PTX file that is read: a hundred times what the kernels take.
 const MAX_PTX_BYTES: u64 = 256 << 20;
+
+/// What a start may take before it is said why. Kernels from the driver's cache are there in half a second.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The size of the compiler's log buffers.
 const LOG_BYTES: usize = 16 << 10;
@@ -40,7 +46,13 @@ pub struct Image {
     pub origin: String,
     /// What it says of itself.
     pub header: Header,
-    text: Cow<'static, str>,
+    text: Text,
+}
+
+#[derive(Clone, Debug)]
+enum Text {
+    Embedded(&'static EmbeddedPtx),
+    Read(String),
 }
 
 impl KernelSource {
@@ -50,10 +62,7 @@ impl KernelSource {
     /// Where the folder cannot be read or a text is not PTX.
     pub fn images(&self) -> std::result::Result<Vec<Image>, PtxError> {
         match self {
-            KernelSource::Embedded => crate::gpu::ptx::PTX
-                .iter()
-                .map(|embedded| Image::new(format!("built-in {}", embedded.target), Cow::Borrowed(embedded.text)))
-                .collect(),
+            KernelSource::Embedded => PTX.iter().map(Image::embedded).collect(),
             KernelSource::Folder(folder) => read_folder(folder),
         }
     }
@@ -71,7 +80,7 @@ fn read_folder(folder: &Path) -> std::result::Result<Vec<Image>, PtxError> {
             return Err(failed(path, format!("{bytes} bytes are too many")));
         }
         let text = std::fs::read_to_string(path).map_err(|error| failed(path, error.to_string()))?;
-        Image::new(path.display().to_string(), Cow::Owned(text)).map_err(|error| failed(path, error.to_string()))
+        Image::new(path.display().to_string(), text).map_err(|error| failed(path, error.to_string()))
     };
     paths.iter().map(read).collect()
 }
@@ -81,8 +90,22 @@ impl Image {
     ///
     /// # Errors
     /// [`PtxError::Malformed`].
-    pub fn new(origin: String, text: Cow<'static, str>) -> std::result::Result<Image, PtxError> {
-        Ok(Image { origin, header: Header::parse(&text)?, text })
+    pub fn new(origin: String, text: String) -> std::result::Result<Image, PtxError> {
+        Ok(Image { origin, header: Header::parse(&text)?, text: Text::Read(text) })
+    }
+
+    fn embedded(ptx: &'static EmbeddedPtx) -> std::result::Result<Image, PtxError> {
+        let header = Header::parse(ptx.directives)?;
+        Ok(Image { origin: format!("built-in {}", ptx.target), header, text: Text::Embedded(ptx) })
+    }
+
+    /// The text, for the driver.
+    fn text(&self) -> std::result::Result<CString, PtxError> {
+        let text = match &self.text {
+            Text::Embedded(ptx) => ptx.text(),
+            Text::Read(text) => text.clone(),
+        };
+        CString::new(text).map_err(|_| PtxError::Malformed(format!("{} has a zero byte", self.origin)))
     }
 }
 
@@ -184,10 +207,24 @@ impl Drop for Kernels {
     }
 }
 
+/// Calls the driver's compiler, and says so where it takes long.
+fn announced<T>(compile: impl FnOnce() -> T) -> T {
+    let (compiled, waiting) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                tracing::warn!("the driver compiles the kernels for this GPU, once: up to a minute");
+            }
+        });
+        let result = compile();
+        drop(compiled);
+        result
+    })
+}
+
 /// Gives the text to the driver's compiler.
 fn compile(image: &Image, driver: CudaVersion) -> Result<CUmodule> {
-    let text = CString::new(image.text.as_bytes())
-        .map_err(|_| PtxError::Malformed(format!("{} has a zero byte", image.origin)))?;
+    let text = image.text()?;
     let (mut log, mut info) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
     let mut options: [c_uint; 4] = [
         raw::CU_JIT_ERROR_LOG_BUFFER,
@@ -201,7 +238,7 @@ fn compile(image: &Image, driver: CudaVersion) -> Result<CUmodule> {
     let mut module = std::ptr::null_mut();
     // SAFETY: the text is nul-terminated; options and values are arrays of the given length, each value
     // of the kind that its option wants, and the buffers have the stated sizes.
-    let code = unsafe {
+    let code = announced(|| unsafe {
         raw::cuModuleLoadDataEx(
             &mut module,
             text.as_ptr().cast(),
@@ -209,7 +246,7 @@ fn compile(image: &Image, driver: CudaVersion) -> Result<CUmodule> {
             options.as_mut_ptr(),
             values.as_mut_ptr(),
         )
-    };
+    });
     match code {
         raw::CUDA_SUCCESS => Ok(module),
         raw::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(Error::Ptx(PtxError::DriverTooOld {
