@@ -1,12 +1,14 @@
 //! `cargo xtask dist`: everything that a machine with a GPU needs to run the tests without Rust, in one folder.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use lzma_rust2::{XzOptions, XzWriter};
 
-use crate::{ptx, workspace};
+use crate::workspace;
 
 /// The folder is meant to be copied around.
 const MAX_BYTES: u64 = 60 << 20;
@@ -26,13 +28,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| dist.display().to_string())?;
     }
-    fs::create_dir_all(dist.join("ptx"))?;
-    for module in ptx::build(&[])?.ptx {
-        copy(&module.path, &dist.join("ptx").join(format!("{}.ptx", module.arch)))?;
-    }
-    install(&executable(&["build", "--release", "--package", "host"], "host")?, &dist.join("host"))?;
+    fs::create_dir_all(&dist)?;
+    install(&executable(&["build", "--release", "--package", "host"], "host")?, &dist.join("host.xz"))?;
     let tests = ["test", "--release", "--package", "validation", "--test", "validation", "--no-run"];
-    install(&executable(&tests, "validation")?, &dist.join("validation"))?;
+    install(&executable(&tests, "validation")?, &dist.join("validation.xz"))?;
     if !args.binaries_only {
         for folder in ["models", "tests/data"] {
             copy_folder(&root.join(folder), &dist.join(folder))?;
@@ -68,13 +67,15 @@ pub(crate) fn executable(args: &[&str], name: &str) -> Result<PathBuf> {
         .with_context(|| format!("cargo built no executable {name}"))
 }
 
-/// Copies an executable without its debug information, where `strip` is there to remove it.
+/// Packs an executable, without its debug information where `strip` is there to remove it. The PTX is in it.
 fn install(from: &Path, to: &Path) -> Result<()> {
-    copy(from, to)?;
-    match Command::new("strip").arg(to).status() {
-        Ok(status) if status.success() => Ok(()),
-        _ => copy(from, to),
-    }
+    let stripped = tempfile::NamedTempFile::new()?;
+    let strip = Command::new("strip").arg("-o").arg(stripped.path()).arg(from).status();
+    let from = if strip.is_ok_and(|status| status.success()) { stripped.path() } else { from };
+    let mut packed = XzWriter::new(File::create(to)?, XzOptions::with_preset(6))?;
+    io::copy(&mut File::open(from)?, &mut packed).with_context(|| to.display().to_string())?;
+    packed.finish()?;
+    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
