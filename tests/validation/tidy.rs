@@ -173,6 +173,14 @@ fn nothing_is_tied_to_one_machine_or_mirror() {
     });
 }
 
+/// The tests also run packed, on machines without the checkout that they were built in.
+#[test]
+fn tests_find_their_files_through_checkout() {
+    let mut files = rust_files(&workspace_root().join("tests/validation"));
+    files.retain(|file| !file.ends_with("checkout.rs") && !file.ends_with("tidy.rs"));
+    check_lines(&files, "a path of the build folder", |line| line.contains("env!(\"CARGO_MANIFEST_DIR\")"));
+}
+
 #[test]
 fn the_readmes_test_command_is_what_ci_runs() {
     let readme = fs::read_to_string(workspace_root().join("README.md")).unwrap();

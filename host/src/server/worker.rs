@@ -106,10 +106,10 @@ impl Loop {
                 self.take(command);
             }
             self.cancel_abandoned();
-            for event in self.engine.step() {
-                self.report(event);
-            }
+            let events = self.engine.step();
+            // First: who has a reply finds it counted.
             self.metrics.set_engine(self.engine.stats());
+            events.into_iter().for_each(|event| self.report(event));
         }
     }
 

@@ -1,12 +1,12 @@
 //! A step ahead of the host: the same replies as without, and nothing left over.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use host::engine::mock::Script;
 use host::engine::{DeviceChoice, Engine, EngineOptions, Event, FinishReason, Request, RequestId, Sampling, StopCause};
 
 use super::{Reply, SIZES, Sizes, assert_released, collect, complete, drain, engine, prompt, request, solo, text};
+use crate::checkout;
 
 const AHEAD: Sizes = Sizes { chooses: true, ..SIZES };
 
@@ -184,7 +184,7 @@ fn a_newcomer_waits_for_no_more_than_the_step_under_way() {
 
 /// Greedy and drawn replies of a small model: chosen on the device, and by the host from its logits.
 fn device_and_host_agree(device: &DeviceChoice, file: &str, n: u32) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/logits").join(file);
+    let path = checkout::path("tests/data/logits").join(file);
     let options =
         EngineOptions { device: device.clone(), n_ctx: Some(128), n_slots: 2, n_batch: 8, ..EngineOptions::default() };
     let run = |logprobs: Option<u8>| {

@@ -1,13 +1,13 @@
 //! Guessed tokens: the same replies, in fewer steps.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use host::engine::mock::Script;
 use host::engine::{DeviceChoice, Engine, EngineError, EngineOptions, Request, RequestId, Sampling};
 use host::tokenizer::Encode;
 
 use super::{Reply, SIZES, Sizes, assert_released, complete, drain, engine, prompt, request, solo};
+use crate::checkout;
 
 #[test]
 fn guesses_change_no_token_and_save_steps() {
@@ -60,7 +60,7 @@ const VERSES: &str = "Ge1:1 In the beginning God created the heaven and the eart
 const RUST: &str = "/// Returns the number of elements in the";
 
 fn open(device: DeviceChoice, n_draft: u32) -> Engine {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/zinc-tiny-qwen35moe.gguf");
+    let path = checkout::zinc_tiny();
     let options = EngineOptions { device, n_draft, n_ctx: Some(256), n_slots: 2, ..EngineOptions::default() };
     Engine::open(&path, &options).expect("the model loads")
 }
@@ -132,7 +132,7 @@ fn the_trained_block_guesses_well_on_the_gpu() {
 
 #[test]
 fn a_model_without_the_block_says_so() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/logits/llama-tiny.gguf");
+    let path = checkout::path("tests/data/logits/llama-tiny.gguf");
     let options = EngineOptions { device: DeviceChoice::Cpu, n_draft: 1, ..EngineOptions::default() };
     let refused = Engine::open(&path, &options).err().expect("it cannot guess");
     assert!(matches!(refused, EngineError::Option { option: "draft", .. }), "{refused}");

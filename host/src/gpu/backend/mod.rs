@@ -12,6 +12,7 @@ mod graph;
 mod measure;
 mod operations;
 mod output;
+mod products;
 mod support;
 mod tensor;
 mod weights;
