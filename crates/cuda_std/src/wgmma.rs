@@ -228,6 +228,7 @@ pub unsafe fn mma_bf16<const N: usize, const R: usize>(d: &mut [f32; R], a: [u32
 }
 
 /// The values that sums begin with, before the first product.
+#[expect(clippy::needless_range_loop, reason = "an index that the compiler knows keeps the sums in registers")]
 #[inline(always)]
 pub fn begin<const R: usize>(d: &mut [f32; R]) {
     for i in 0..R {
@@ -269,6 +270,7 @@ pub unsafe fn wait<const PENDING: u32>() {
 ///
 /// # Safety
 /// Every lane of the warp comes here.
+#[expect(clippy::needless_range_loop, reason = "an index that the compiler knows keeps the sums in registers")]
 #[inline(always)]
 pub unsafe fn finish<const R: usize>(d: &mut [f32; R]) {
     // SAFETY: the caller's promise.

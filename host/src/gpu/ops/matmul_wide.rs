@@ -26,7 +26,7 @@ pub fn wide_dense_tile(device: &Properties, rows: u32, tokens: u32) -> Option<Ti
 pub fn wide_expert_tile(device: &Properties, routes: u32, n_expert: u32) -> Option<Tile> {
     let [small, large] = WIDE_TILES;
     let each = routes / n_expert.max(1);
-    (device.wgmma && each >= 4).then(|| if each >= 32 { large } else { small })
+    (device.wgmma && each >= 4).then_some(if each >= 32 { large } else { small })
 }
 
 /// The product with bf16 activations, in tiles of [`WIDE_TILES`].

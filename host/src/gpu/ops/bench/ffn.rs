@@ -94,6 +94,9 @@ impl<D: Device> Scratch<D> {
     }
 }
 
+/// A launch for some layer.
+type Launch<'a> = &'a dyn Fn(u32) -> Result<u64>;
+
 impl<D: Device> Bench<'_, D> {
     /// The launches of a mixture of experts, one by one and all of them.
     pub(super) fn feed_forward(&mut self) -> Result<()> {
@@ -102,7 +105,7 @@ impl<D: Device> Bench<'_, D> {
         let s = self.scratch(shape)?;
         let experts = format!("{} of {} and one, {} x {}", shape.n_used, shape.n_expert, shape.n_ff, shape.n_embd);
         let device = self.device;
-        let parts: [(&'static str, &'static str, &dyn Fn(u32) -> Result<u64>); 4] = [
+        let parts: [(&str, &str, Launch<'_>); 4] = [
             ("rms_norm_q8", "F32", &|_| normed(device, &s, shape)),
             ("matvecs", "Q8_0", &|layer| routed_and_shared(device, &w, &s, layer)),
             ("gate_up", "Q4_K", &|layer| hidden(device, &w, &s, layer)),
