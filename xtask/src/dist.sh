@@ -10,13 +10,11 @@ bench=$(mktemp)
 trap 'rm -f "$log" "$errors" "$bench"' EXIT
 
 for program in host validation; do
-    if [ ! -x "$here/$program" ]; then
-        xz -dkc "$here/$program.xz" >"$here/$program" && chmod +x "$here/$program" || {
-            rm -f "$here/$program"
-            echo "run.sh: $program.xz cannot be unpacked (is xz installed?)" >&2
-            exit 2
-        }
-    fi
+    xz -dkc "$here/$program.xz" >"$here/$program" && chmod +x "$here/$program" || {
+        rm -f "$here/$program"
+        echo "run.sh: $program.xz cannot be unpacked (is xz installed?)" >&2
+        exit 2
+    }
 done
 
 # Models and test data are in this folder, or, where only the binaries were packed, in the checkout around it.

@@ -23,7 +23,7 @@ use crate::gpu::ptx::{EmbeddedPtx, PTX};
 /// The largest PTX file that is read: a hundred times what the kernels take.
 const MAX_PTX_BYTES: u64 = 256 << 20;
 
-/// What a start may take before it is said why. Kernels from the driver's cache are there in half a second.
+/// What a start may take before it is said why. Kernels from the driver's cache are there in less than one.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The size of the compiler's log buffers.
