@@ -18,10 +18,8 @@ pub const MATVEC_BLOCK: u32 = 128;
 pub const FLAT_BLOCK: u32 = 256;
 /// Elements that one lane of `quantize_q8` takes.
 pub const QUANTIZE_Q8_LANE_ELEMS: u32 = 4;
-/// Elements that share one scale in quantised activations.
-pub const Q8_BLOCK: u32 = 32;
-/// Elements that share one sum in quantised activations.
-pub const Q8_SUM: u32 = 16;
+/// Elements that share a scale and a sum in quantised activations.
+pub const Q8_BLOCK: u32 = 16;
 
 /// Lanes of a `read_sweep` block.
 pub const READ_SWEEP_BLOCK: u32 = 256;
@@ -216,7 +214,7 @@ pub struct EmbeddingParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct QuantizeQ8Params {
-    /// Elements of a row, a multiple of [`Q8_BLOCK`].
+    /// Elements of a row, a multiple of 32.
     pub cols: u32,
     /// Elements from one row of `x` to the next, a multiple of 4.
     pub x_stride: u32,

@@ -26,7 +26,7 @@ use crate::workspace;
 const MAX_RELATIVE_L2: f64 = 1e-4;
 /// Of one logit, computed in f32; the files have four decimals.
 const MAX_LOGIT_ERROR: f64 = 1e-3;
-/// Relative L2 with int8 activations, for the models of random weights: a product in blocks of 32 is off by about
+/// Relative L2 with int8 activations, for the models of random weights: a product in blocks of 16 is off by about
 /// 2⁻⁸, and the layers' errors add up like noise.
 const MAX_INT8_RELATIVE_L2: f64 = 0.1;
 /// Rows of a batch.

@@ -27,6 +27,14 @@ mod imp {
         }
     }
     #[inline(always)]
+    pub(super) unsafe fn copy_4_or_zero(to: u32, from: *const u8, bytes: u32) {
+        // SAFETY: as above. `.ca`: by L1, the only way for so few bytes.
+        unsafe {
+            asm!("cp.async.ca.shared.global [{}], [{}], 4, {};", in(reg32) to, in(reg64) from, in(reg32) bytes,
+                options(nostack));
+        }
+    }
+    #[inline(always)]
     pub(super) unsafe fn stream_16_or_zero(to: u32, from: *const u8, bytes: u32) {
         // SAFETY: as above; the hint reads nothing for the program.
         unsafe {
@@ -49,14 +57,19 @@ mod imp {
 #[cfg(not(target_arch = "nvptx64"))]
 mod imp {
     use crate::emu::lane;
+    use crate::vector::U32x4;
 
     #[track_caller]
     pub(super) unsafe fn copy_16(to: u32, from: *const u8) {
-        lane::current().copy_async(to, from, 16);
+        lane::current().copy_async::<U32x4>(to, from, 16);
     }
     #[track_caller]
     pub(super) unsafe fn copy_16_or_zero(to: u32, from: *const u8, bytes: u32) {
-        lane::current().copy_async(to, from, bytes.min(16));
+        lane::current().copy_async::<U32x4>(to, from, bytes.min(16));
+    }
+    #[track_caller]
+    pub(super) unsafe fn copy_4_or_zero(to: u32, from: *const u8, bytes: u32) {
+        lane::current().copy_async::<u32>(to, from, bytes.min(4));
     }
     #[track_caller]
     pub(super) unsafe fn stream_16_or_zero(to: u32, from: *const u8, bytes: u32) {
@@ -95,6 +108,18 @@ pub unsafe fn copy_16_or_zero<T: Pod>(to: Shared<T>, i: u32, from: *const T, ins
     const { assert!(size_of::<T>() == 16) };
     // SAFETY: the caller's promise.
     unsafe { imp::copy_16_or_zero(to.address_of(i), from.cast(), if inside { 16 } else { 0 }) }
+}
+
+/// As [`copy_16_or_zero`] for 4 bytes, aligned to as many.
+///
+/// # Safety
+/// As [`copy_16_or_zero`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy_4_or_zero<T: Pod>(to: Shared<T>, i: u32, from: *const T, inside: bool) {
+    const { assert!(size_of::<T>() == 4) };
+    // SAFETY: the caller's promise.
+    unsafe { imp::copy_4_or_zero(to.address_of(i), from.cast(), if inside { 4 } else { 0 }) }
 }
 
 /// As [`copy_16_or_zero`], and starts to bring the line of 128 bytes around it into L2: the rest is wanted soon.

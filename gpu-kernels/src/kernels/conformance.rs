@@ -279,10 +279,10 @@ pub unsafe fn conformance_atomics(counters: *mut u32, sums: *mut f32, wide: *mut
     }
 }
 
-/// `y[i]`: `x[i]` by every kind of load, added up word by word, and by an asynchronous copy.
+/// `y[i]`: `x[i]` by every kind of load, added up word by word, and by asynchronous copies.
 ///
 /// # Safety
-/// One block of `THREADS` lanes, `16·THREADS` bytes of shared memory; `x` and `y` have `THREADS` vectors.
+/// One block of `THREADS` lanes, `20·THREADS` bytes of shared memory; `x` and `y` have `THREADS` vectors.
 #[kernel(max_threads = 256)]
 pub unsafe fn conformance_loads(x: *const U32x4, y: *mut U32x4) {
     let lane = thread::thread_idx_x();
@@ -290,8 +290,9 @@ pub unsafe fn conformance_loads(x: *const U32x4, y: *mut U32x4) {
     let tile = dynamic::<U32x4>(0);
     mem::prefetch_l2(from);
     cp_async::copy_16_or_zero(tile, lane, from, !lane.is_multiple_of(3));
+    let (words, pairs, row) = (from.cast::<u32>(), from.cast::<U32x2>(), dynamic::<u32>(16 * THREADS));
+    cp_async::copy_4_or_zero(row, lane, words.add(3), !lane.is_multiple_of(5));
     cp_async::commit();
-    let (words, pairs) = (from.cast::<u32>(), from.cast::<U32x2>());
     let sum = U32x4 {
         x: mem::ld_cs(from).x + mem::ld_cs(pairs).x + mem::ld_cs(words),
         y: mem::ld_nc(from).y + mem::ld_nc(pairs).y + mem::ld_nc(words.add(1)),
@@ -302,7 +303,11 @@ pub unsafe fn conformance_loads(x: *const U32x4, y: *mut U32x4) {
     block::sync_threads(); // every lane's copy is there before others read it
     let copied = tile.get(lane ^ 1);
     let part = tile.cast::<u16>().get((lane ^ 1) * 8);
-    let total =
-        U32x4 { x: sum.x + copied.x + u32::from(part), y: sum.y + copied.y, z: sum.z + copied.z, w: sum.w + copied.w };
+    let total = U32x4 {
+        x: sum.x + copied.x + u32::from(part),
+        y: sum.y + copied.y,
+        z: sum.z + copied.z,
+        w: sum.w + copied.w + row.get(lane ^ 1),
+    };
     st(y.add(lane as usize), total);
 }

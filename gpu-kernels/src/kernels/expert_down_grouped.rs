@@ -175,22 +175,22 @@ macro_rules! entry {
 
 /// The entry points of a type: `$same` for a shared expert of the same type, `$q8_0` for one in Q8_0.
 macro_rules! entries {
-    ($($ty:ident $how:tt: $same:ident $q8_0:ident;)+) => {$(
-        entry!($ty, $ty, $same, $how, $how);
+    ($($ty:ident $how:tt $shared_how:tt: $same:ident $q8_0:ident;)+) => {$(
+        entry!($ty, $ty, $same, $how, $shared_how);
         entry!($ty, Q8_0, $q8_0, $how, [2 4]);
     )+};
 }
 
 // In brackets, chunks of a row that a lane loads for one token before it uses the first, and rows that it computes
-// together for most.
+// together for most; then the same for a shared expert of the type.
 entries! {
-    Q4K [2 4]: expert_down_grouped_q4_k expert_down_grouped_q4_k_q8_0;
-    Q5K [1 4]: expert_down_grouped_q5_k expert_down_grouped_q5_k_q8_0;
-    Q6K [1 2]: expert_down_grouped_q6_k expert_down_grouped_q6_k_q8_0;
-    Q4_0 [2 2]: expert_down_grouped_q4_0 expert_down_grouped_q4_0_q8_0;
-    Q4_1 [2 2]: expert_down_grouped_q4_1 expert_down_grouped_q4_1_q8_0;
-    Q5_0 [1 2]: expert_down_grouped_q5_0 expert_down_grouped_q5_0_q8_0;
-    Q5_1 [1 4]: expert_down_grouped_q5_1 expert_down_grouped_q5_1_q8_0;
-    Mxfp4 [2 2]: expert_down_grouped_mxfp4 expert_down_grouped_mxfp4_q8_0;
+    Q4K [2 4] [2 2]: expert_down_grouped_q4_k expert_down_grouped_q4_k_q8_0;
+    Q5K [1 4] [1 2]: expert_down_grouped_q5_k expert_down_grouped_q5_k_q8_0;
+    Q6K [1 2] [1 2]: expert_down_grouped_q6_k expert_down_grouped_q6_k_q8_0;
+    Q4_0 [2 2] [2 2]: expert_down_grouped_q4_0 expert_down_grouped_q4_0_q8_0;
+    Q4_1 [2 2] [2 2]: expert_down_grouped_q4_1 expert_down_grouped_q4_1_q8_0;
+    Q5_0 [1 2] [1 2]: expert_down_grouped_q5_0 expert_down_grouped_q5_0_q8_0;
+    Q5_1 [1 2] [1 2]: expert_down_grouped_q5_1 expert_down_grouped_q5_1_q8_0;
+    Mxfp4 [2 2] [2 2]: expert_down_grouped_mxfp4 expert_down_grouped_mxfp4_q8_0;
 }
 entry!(Q8_0, Q8_0, expert_down_grouped_q8_0, [2 4], [2 4]);

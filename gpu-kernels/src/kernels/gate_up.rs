@@ -19,14 +19,14 @@ use super::matvec::{Lane, Operand, Quantized, group_sum};
 use super::quantize_q8::quantize4;
 use super::softmax_topk::{FEW, SoftmaxTopkParams, choose};
 use crate::layout::MAX_PLANES;
-use crate::params::{Q8_BLOCK, WARP};
+use crate::params::WARP;
 
 /// Lanes of a block: 16 warps take its 64 rows at once, four each.
 pub const THREADS: u32 = 512;
 /// The same where there are more blocks than multiprocessors: one block's loads run beside another's arithmetic.
 pub const THREADS_CROWDED: u32 = 256;
 /// Rows of each matrix that a block computes.
-pub const ROWS: u32 = Q8_BLOCK;
+pub const ROWS: u32 = 32;
 /// Shared memory: a sum for each row of both, and the expert.
 pub const SHARED_BYTES: u32 = (2 * ROWS + 1) * 4;
 /// The most experts to choose from.
@@ -61,7 +61,7 @@ pub struct GateUpParams {
     pub n_used: u32,
     /// As in [`SoftmaxTopkParams`].
     pub over_all: u32,
-    /// Rows of the shared expert, a multiple of [`Q8_BLOCK`], or 0.
+    /// Rows of the shared expert, a multiple of 32, or 0.
     pub shared_rows: u32,
     /// 1: the clamped activation of gpt-oss.
     pub oai: u32,
@@ -228,7 +228,7 @@ pub(super) unsafe fn finish(o: &Hidden, expert: u32, first: u32, n: u32, route: 
     let lane = warp::lane_id();
     let (token, at) = (lane / 8, 4 * (lane % 8));
     let (live, sums) = (token < n, dynamic::<f32>(token * 2 * ROWS * 4));
-    // SAFETY: the caller's promise; the whole warp is here, and eight lanes have a block.
+    // SAFETY: the caller's promise; the whole warp is here, and eight lanes have the rows of a token.
     unsafe {
         let value = |i: u32| {
             if !live {
@@ -260,7 +260,7 @@ unsafe fn shared_expert(o: &Pointers, p: &GateUpParams, block: u32, token: u32) 
     // Lanes past the end are needed by the shuffles.
     let live = i < p.shared_rows;
     let at = token as usize * p.shared_rows as usize + i.min(p.shared_rows - 4) as usize;
-    // SAFETY: `at + 4` is in the row; eight lanes have a block of 32, all live or none.
+    // SAFETY: `at + 4` is in the row; four lanes have a block, all live or none.
     unsafe {
         let gate: F32x4 = ld(o.shared_gate.add(at).cast());
         let up: F32x4 = ld(o.shared_up.add(at).cast());

@@ -92,7 +92,7 @@ unsafe fn activate_q8(
 }
 
 /// [`swiglu`], and the result also as [`quantize_q8`](crate::kernels::quantize_q8) gives it: to `qs: [n]`,
-/// `d: [n/32]`, `s: [n/16]`.
+/// `d: [n/16]`, `s: [n/16]`.
 ///
 /// Launch: `Launch::linear(ceil(n / (4·THREADS)), THREADS)`; four elements a lane.
 ///

@@ -6,14 +6,14 @@
 //!
 //! One body serves every type ([`FormatTile`]) and tile. A block computes a tile of rows and tokens, step after
 //! step along `k`: weights are unpacked to signed bytes in shared memory, activations (from `quantize_q8`) are
-//! copied there, and `mma` multiplies 32 elements at a time, exactly, in integers. What it does to a block of 32 is
+//! copied there, and `mma` multiplies 16 elements at a time, exactly, in integers. What it does to a block of 16 is
 //! what the dp4a [`matvec`](super::matvec) does; the two differ in the order in which blocks are added up, in f32.
 //!
 //! # Scales
 //! Each product of a block is multiplied by the weights' scale and the activations', which costs more than the
-//! product: a lane has four of them for one `mma`. So the integer is never converted. The sum starts at
-//! [`MAGIC`], whose bits, plus an integer below 2²², are those of the float `12582912 + integer`; and
-//! `fma(that, d, −12582912·d)` is `d·integer`, rounded once, because `12582912·d` is exact
+//! product: a lane has four of them for one `mma`. So the integer is not converted, but in tiles of eight tokens, where
+//! products are few. The sum starts at [`MAGIC`], whose bits, plus an integer below 2²², are those of the float
+//! `12582912 + integer`; and `fma(that, d, −12582912·d)` is `d·integer`, rounded once, because `12582912·d` is exact
 //! ([`FormatTile`] promises two spare bits; a scale of 2^104 or more, which only MXFP4 could write down, overflows).
 //!
 //! # Pipeline
@@ -35,8 +35,11 @@ use self::tile::{Operands, Target, matmul};
 use super::format::{self, FormatTile};
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
+use crate::params::Q8_BLOCK;
 
-/// Blocks of 32 columns that a warp multiplies each step.
+/// Columns of a block, whose activations have two scales: its halves are products of their own.
+const BLOCK: u32 = 2 * Q8_BLOCK;
+/// Blocks that a warp multiplies each step.
 pub const WARP_BLOCKS: u32 = 4;
 /// The sum that a product starts with: 1.5·2²³ as f32. See the module's text.
 const MAGIC: i32 = 0x4b40_0000;
@@ -114,18 +117,18 @@ pub struct MatmulParams {
 macro_rules! entries {
     ($($ty:ident[$ch:literal $ch128:literal][$b8:tt $b16:tt $b32:tt $b64:tt]:
         $n8:ident $n16:ident $n32:ident $n64:ident $n128:ident;)+) => {$(
-        entries!(@ $ty $n8 [256 $b8] "8" [1 1 2 1 4] $ch 1 1);
-        entries!(@ $ty $n16 [256 $b16] "16" [1 2 2 1 4] $ch 2 1);
-        entries!(@ $ty $n32 [256 $b32] "32" [1 4 2 1 4] $ch 4 2);
-        entries!(@ $ty $n64 [256 $b64] "64" [2 4 4 2 1] $ch 2 1);
-        entries!(@ $ty $n128 [512 1] "128" [2 4 4 4 1] $ch128 2 1);
+        entries!(@ $ty $n8 [256 $b8] "8" [1 1 2 1 4] $ch 1);
+        entries!(@ $ty $n16 [256 $b16] "16" [1 2 2 1 4] $ch 2);
+        entries!(@ $ty $n32 [256 $b32] "32" [1 4 2 1 4] $ch 4);
+        entries!(@ $ty $n64 [256 $b64] "64" [2 4 4 2 1] $ch 2);
+        entries!(@ $ty $n128 [512 1] "128" [2 4 4 4 1] $ch128 2);
     )+};
     (@ $ty:ident $name:ident [$threads:tt $blocks:tt] $tokens:literal
-        [$mt:literal $nt:literal $wm:literal $wn:literal $wk:literal] $ch:literal $bi:literal $xi:literal) => {
+        [$mt:literal $nt:literal $wm:literal $wn:literal $wk:literal] $ch:literal $bi:literal) => {
         #[doc = concat!("[`matmul`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights in tiles of")]
         #[doc = concat!($tokens, " tokens.")]
         ///
-        /// `w: [n_expert, rows, cols]` planar; `qs: [x rows, cols]`, `d: [.., cols/32]`, `s: [.., cols/16]` as
+        /// `w: [n_expert, rows, cols]` planar; `qs: [x rows, cols]`, `d: [.., cols/16]`, `s: [.., cols/16]` as
         /// `quantize_q8` writes them; `y: [routes, y_stride]`; `bias: [n_expert, rows]` or null. `order: [routes]`
         /// and `tiles: [grid x]`, `(expert, first of order, how many, 0)`, or both null for a dense product.
         ///
@@ -145,7 +148,7 @@ macro_rules! entries {
             order: *const u32, tiles: *const U32x4, p: MatmulParams,
         ) {
             const { assert!(<format::$ty as FormatTile>::HAS_MIN == has_min(GgmlType::$ty)) };
-            matmul::<format::$ty, Shape<$mt, $nt, $wm, $wn, $wk>, $mt, $nt, $ch, $bi, $xi>(
+            matmul::<format::$ty, Shape<$mt, $nt, $wm, $wn, $wk>, $mt, $nt, $ch, $bi>(
                 Operands { w, qs, d, s, to: Target { y, bias, order, tiles } }, &p);
         }
     };
@@ -155,7 +158,7 @@ entries! {
     Q4K[2 1][4 2 2 2]: matmul_q4_k_n8 matmul_q4_k_n16 matmul_q4_k_n32 matmul_q4_k_n64 matmul_q4_k_n128;
     Q5K[2 1][3 2 2 1]: matmul_q5_k_n8 matmul_q5_k_n16 matmul_q5_k_n32 matmul_q5_k_n64 matmul_q5_k_n128;
     Q6K[2 1][4 2 2 1]: matmul_q6_k_n8 matmul_q6_k_n16 matmul_q6_k_n32 matmul_q6_k_n64 matmul_q6_k_n128;
-    Q8_0[4 2][4 2 2 2]: matmul_q8_0_n8 matmul_q8_0_n16 matmul_q8_0_n32 matmul_q8_0_n64 matmul_q8_0_n128;
+    Q8_0[4 2][3 2 2 2]: matmul_q8_0_n8 matmul_q8_0_n16 matmul_q8_0_n32 matmul_q8_0_n64 matmul_q8_0_n128;
     Q4_0[2 1][4 2 2 2]: matmul_q4_0_n8 matmul_q4_0_n16 matmul_q4_0_n32 matmul_q4_0_n64 matmul_q4_0_n128;
     Q4_1[2 1][4 2 2 2]: matmul_q4_1_n8 matmul_q4_1_n16 matmul_q4_1_n32 matmul_q4_1_n64 matmul_q4_1_n128;
     Q5_0[2 1][4 2 2 2]: matmul_q5_0_n8 matmul_q5_0_n16 matmul_q5_0_n32 matmul_q5_0_n64 matmul_q5_0_n128;

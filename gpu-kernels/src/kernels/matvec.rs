@@ -288,7 +288,7 @@ macro_rules! entries {
         /// quantised activations.
         ///
         #[doc = concat!("As [`", stringify!($plain), "`] but for `x`: `qs: [tokens or routes, x_stride]`,")]
-        /// `d: [.., x_stride/32]` and `s: [.., x_stride/16]`, as `quantize_q8` writes them.
+        /// `d: [.., x_stride/16]` and `s: [.., x_stride/16]`, as `quantize_q8` writes them.
         ///
         /// # Safety
         #[doc = concat!("As [`", stringify!($plain), "`]; `qs` is 16-byte aligned and `x_stride` a multiple of 32.")]

@@ -70,7 +70,7 @@ macro_rules! entries {
     ($($ty:ident: $name:ident;)+) => {$(
         #[doc = concat!("[`matvec_swept`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights.")]
         ///
-        /// `w: [rows, cols]` planar; `qs: [cols]`, `d: [cols/32]`, `s: [cols/16]`, as `quantize_q8` writes them;
+        /// `w: [rows, cols]` planar; `qs: [cols]`, `d: [cols/16]`, `s: [cols/16]`, as `quantize_q8` writes them;
         /// `y: [rows]`; `bias: [rows]` or null.
         ///
         /// Grid: `(blocks, 1, 1)`, any number, blocks of [`THREADS`] lanes.

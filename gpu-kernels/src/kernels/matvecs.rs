@@ -66,7 +66,7 @@ macro_rules! entries {
     ($($ty:ident: $one:ident[$one_blocks:tt] $four:ident[$four_blocks:tt];)+) => {$(
         #[doc = concat!("[`matvecs`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights, or F32.")]
         ///
-        /// `w_i: [rows_i, cols]` planar; `x: [tokens, cols]`, and `qs: [tokens, cols]`, `d: [tokens, cols/32]`,
+        /// `w_i: [rows_i, cols]` planar; `x: [tokens, cols]`, and `qs: [tokens, cols]`, `d: [tokens, cols/16]`,
         /// `s: [tokens, cols/16]` as `quantize_q8` makes them of it; `y_i: [tokens, y_stride_i]`.
         ///
         /// Grid: `(Σ_i ⌈rows_i / rows_per_block_i⌉, 1, tokens)`, blocks of `MATVEC_BLOCK` lanes, `MATVEC_SHARED_BYTES`

@@ -2,7 +2,7 @@
 //! `h[r] = act(Σ_k gate[r, k]·x̂[k], Σ_k up[r, k]·x̂[k])` with `x̂ = norm(x)`; of `h` the quantised form is kept.
 //!
 //! A block norms the row for itself, as in [`norm_matvecs`](super::norm_matvecs), and then goes through units of 32 rows
-//! of both matrices, which share a scale, in a grid that fits the device at once. The sums of one unit are activated by
+//! of both matrices, in a grid that fits the device at once. The sums of one unit are activated by
 //! one warp while the others are at the next.
 //!
 //! To the bits of [`rms_norm_q8`](super::rms_norm::rms_norm_q8) and [`gate_up`](super::gate_up).
@@ -131,7 +131,7 @@ unsafe fn norm_gate_up<F: FormatQ8, const R: usize, const S: usize>(
 #[inline(always)]
 unsafe fn finish(sums: Shared<f32>, unit: u32, h: &Q8Mut, p: &NormGateUpParams) {
     let (lane, at) = (warp::lane_id(), 4 * (warp::lane_id() % 8));
-    // SAFETY: the caller's promise; eight lanes have the block of 32.
+    // SAFETY: the caller's promise; eight lanes have the unit.
     unsafe {
         let value = |i: u32| activate(p.oai, sums.get(i), sums.get(ROWS + i));
         let values = [value(at), value(at + 1), value(at + 2), value(at + 3)];
@@ -143,7 +143,7 @@ macro_rules! entries {
     ($($ty:ident: $name:ident;)+) => {$(
         #[doc = concat!("[`norm_gate_up`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights.")]
         ///
-        /// `gate` and `up`: `[rows, cols]` planar; `x` and `norm_w`: `[cols]`; `h_qs: [rows]`, `h_d: [rows/32]`,
+        /// `gate` and `up`: `[rows, cols]` planar; `x` and `norm_w`: `[cols]`; `h_qs: [rows]`, `h_d: [rows/16]`,
         /// `h_s: [rows/16]`, as `quantize_q8` makes them of `h`.
         ///
         /// Grid: `(blocks, 1, 1)`, at most `rows / ROWS`, blocks of [`THREADS`] lanes, [`shared_bytes`] of shared memory.

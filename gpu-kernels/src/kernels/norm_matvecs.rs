@@ -206,7 +206,7 @@ macro_rules! entries {
     ($($ty:ident: $name:ident;)+) => {$(
         #[doc = concat!("[`norm_matvecs`](self) with [`", stringify!($ty), "`](format::", stringify!($ty), ") weights, or F32.")]
         ///
-        /// `x`, `norm_w` and `norm_y`: `[cols]`; `qs: [cols]`, `d: [cols/32]`, `s: [cols/16]`, the int8 form of `norm_y`;
+        /// `x`, `norm_w` and `norm_y`: `[cols]`; `qs: [cols]`, `d: [cols/16]`, `s: [cols/16]`, the int8 form of `norm_y`;
         /// `w_i: [rows_i, cols]` planar; `y_i: [rows_i]`.
         ///
         /// Grid: `(blocks, 1, 1)`, any number, blocks of [`THREADS`] lanes, [`shared_bytes`] of shared memory.

@@ -7,7 +7,7 @@ use cuda_std::prelude::*;
 use super::matvec::StagedQuantized;
 use super::quantize_q8::quantized4;
 use super::rms_norm;
-use crate::params::{Q8_BLOCK, Q8_SUM};
+use crate::params::Q8_BLOCK;
 
 /// Vectors of the row, and of the norm's weights, that a lane has in registers.
 const HELD: usize = 4;
@@ -16,7 +16,7 @@ const QS: u32 = 32 * 4;
 
 /// Shared memory for the quantised row of `cols` columns.
 pub(super) const fn staged_bytes(cols: u32) -> u32 {
-    QS + cols + 4 * (cols / Q8_BLOCK) + 4 * (cols / Q8_SUM)
+    QS + cols + 2 * 4 * (cols / Q8_BLOCK)
 }
 
 /// The row, the norm's weights, and where the normed row goes.
@@ -57,7 +57,7 @@ impl NormedRow {
     pub(super) unsafe fn stage(&self, norm: &Norm, plain: Option<Shared<F32x4>>, keep: bool) -> StagedQuantized {
         let d = dynamic::<f32>(QS + self.cols);
         let staged = StagedQuantized { qs: dynamic(QS), d, s: d.add(self.cols / Q8_BLOCK) };
-        // SAFETY: the caller's promise; a lane alone has the elements, and eight lanes have a block of 32.
+        // SAFETY: the caller's promise; a lane alone has the elements, and four lanes have a block.
         unsafe {
             self.row.norm(norm.x, self.eps, |at, live, v| {
                 let quad = quantized4(v.to_array());
@@ -75,14 +75,10 @@ impl NormedRow {
                 }
                 if at.is_multiple_of(Q8_BLOCK) {
                     staged.d.set(at / Q8_BLOCK, quad.d);
+                    staged.s.set(at / Q8_BLOCK, quad.s);
                     if keep {
                         st(norm.d.add(to / Q8_BLOCK as usize), quad.d);
-                    }
-                }
-                if at.is_multiple_of(Q8_SUM) {
-                    staged.s.set(at / Q8_SUM, quad.s);
-                    if keep {
-                        st(norm.s.add(to / Q8_SUM as usize), quad.s);
+                        st(norm.s.add(to / Q8_BLOCK as usize), quad.s);
                     }
                 }
             });

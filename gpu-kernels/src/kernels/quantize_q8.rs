@@ -1,13 +1,13 @@
-//! Activations to 8-bit integers: in every 32 consecutive elements of a row `d = max|x| / 127`,
-//! `qs[i] = round(x[i] / d)`, and for every 16 of them `s = d·Σ qs`.
+//! Activations to 8-bit integers: in every 16 consecutive elements of a row `d = max|x| / 127`,
+//! `qs[i] = round(x[i] / d)` and `s = d·Σ qs`.
 //!
-//! The integers and `d` are those of Q8_0, but `d` stays f32. `s` serves formats with a minimum or an
+//! `d` is f32. `s` serves formats with a minimum or an
 //! offset: `Σ (d·q − m)·x = d·Σ q·x − m·Σ x`. A NaN or infinity in a block makes its `d` a NaN or its
 //! products NaN, so that it is not lost.
 
 use cuda_std::{pdl, prelude::*};
 
-use crate::params::{Q8_BLOCK, Q8_SUM, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
+use crate::params::{Q8_BLOCK, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
 
 /// The largest integer: symmetric, so −128 is not used.
 const Q_MAX: f32 = 127.0;
@@ -19,9 +19,9 @@ fn max_nan(a: f32, b: f32) -> f32 {
 }
 
 /// Quantises `x: [rows, x_stride]`, `cols` elements of each row, to `qs: [rows, cols]`,
-/// `d: [rows, cols/32]`, `s: [rows, cols/16]`.
+/// `d: [rows, cols/16]`, `s: [rows, cols/16]`.
 ///
-/// A lane takes four elements, eight lanes a block of 32.
+/// A lane takes four elements, four lanes a block of 16.
 /// Grid: `(⌈cols / (4·FLAT_BLOCK)⌉, rows)`, blocks of `FLAT_BLOCK` lanes.
 ///
 /// # Safety
@@ -41,21 +41,21 @@ pub unsafe fn quantize_q8(x: *const f32, qs: *mut i8, d: *mut f32, s: *mut f32, 
     quantize4(x.to_array(), live, row * p.cols as usize + at, qs, d, s);
 }
 
-/// Four quantised elements, and the scale and sum of those that they belong to.
+/// Four quantised elements, and the scale and sum of their block.
 #[derive(Clone, Copy)]
 pub(crate) struct Quad {
     /// The integers, in the bytes of a word.
     pub(crate) qs: u32,
-    /// The scale of the 32.
+    /// The block's scale.
     pub(crate) d: f32,
-    /// `d·Σ qs` of the sixteen.
+    /// `d·Σ qs` of the block.
     pub(crate) s: f32,
 }
 
-/// Quantises four elements a lane, eight lanes a block of 32.
+/// Quantises four elements a lane, four lanes a block of 16.
 ///
 /// # Safety
-/// Every lane of the warp comes here, each eight of them with consecutive elements, a multiple of 32 in the first.
+/// Every lane of the warp comes here, each four of them with consecutive elements, a multiple of 16 in the first.
 #[inline(always)]
 pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
     let mut max = max_nan(max_nan(x[0].abs(), x[1].abs()), max_nan(x[2].abs(), x[3].abs()));
@@ -63,7 +63,6 @@ pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
     unsafe {
         max = max_nan(max, warp::shuffle_xor(max, 1));
         max = max_nan(max, warp::shuffle_xor(max, 2));
-        max = max_nan(max, warp::shuffle_xor(max, 4));
 
         let d = max / Q_MAX;
         let inverse = if max == 0.0 { 0.0 } else { Q_MAX / max };
@@ -80,8 +79,8 @@ pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
 /// through all of them.
 ///
 /// # Safety
-/// - As [`quantized4`], with consecutive `at`; eight lanes are live together.
-/// - Of a live lane, `at + 4` elements are in `qs`, a 32nd of them in `d` and a 16th in `s`.
+/// - As [`quantized4`], with consecutive `at`; four lanes are live together.
+/// - Of a live lane, `at + 4` elements are in `qs`, a 16th of them in `d` and in `s`.
 #[inline(always)]
 pub(crate) unsafe fn quantize4(x: [f32; 4], live: bool, at: usize, qs: *mut i8, d: *mut f32, s: *mut f32) {
     // SAFETY: the caller's promise.
@@ -91,9 +90,7 @@ pub(crate) unsafe fn quantize4(x: [f32; 4], live: bool, at: usize, qs: *mut i8, 
             st(qs.add(at).cast(), quad.qs);
             if at.is_multiple_of(Q8_BLOCK as usize) {
                 st(d.add(at / Q8_BLOCK as usize), quad.d);
-            }
-            if at.is_multiple_of(Q8_SUM as usize) {
-                st(s.add(at / Q8_SUM as usize), quad.s);
+                st(s.add(at / Q8_BLOCK as usize), quad.s);
             }
         }
     }

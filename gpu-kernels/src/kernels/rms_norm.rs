@@ -68,7 +68,7 @@ pub unsafe fn rms_norm_add(x: *mut f32, r: *const f32, w: *const f32, y: *mut f3
 const HELD: usize = 4;
 
 /// [`rms_norm`], and the result also as [`quantize_q8`](crate::kernels::quantize_q8) gives it: to
-/// `qs: [rows, n]`, `d: [rows, n/32]`, `s: [rows, n/16]`. The weights are loaded ahead of the wait.
+/// `qs: [rows, n]`, `d: [rows, n/16]`, `s: [rows, n/16]`. The weights are loaded ahead of the wait.
 ///
 /// # Safety
 /// As [`rms_norm`], with `n` a multiple of 32; the outputs have the shapes above, `qs` 16-byte aligned, and

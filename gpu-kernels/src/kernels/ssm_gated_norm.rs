@@ -56,7 +56,7 @@ unsafe fn head_scale(x: *const f32, d: u32, eps: f32) -> f32 {
 }
 
 /// [`ssm_gated_norm`], and the result also as [`quantize_q8`](crate::kernels::quantize_q8) gives it: to
-/// `qs: [heads, d]`, `scales: [heads, d/32]`, `sums: [heads, d/16]`.
+/// `qs: [heads, d]`, `scales: [heads, d/16]`, `sums: [heads, d/16]`.
 ///
 /// # Safety
 /// As [`ssm_gated_norm`], with `d` a multiple of 32 and everything 16-byte aligned; the outputs have the shapes

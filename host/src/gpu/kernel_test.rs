@@ -23,7 +23,7 @@ pub const ROWS_EMULATED: &[u32] = &[1, 3];
 
 /// Relative L2 of a result, with f32 activations and keys: sums in another order.
 const EXACT: f64 = 1e-5;
-/// The same with int8 activations, each off by up to 1/254 of the largest of its 32, and f16 keys.
+/// The same with int8 activations, each off by up to 1/254 of the largest of its 16, and f16 keys.
 const INT8: f64 = 2e-2;
 
 /// Columns of most operands; a block of any type divides it.

@@ -348,15 +348,16 @@ fn every_kind_of_load_reads_the_same() {
             (0..THREADS).map(|i| U32x4 { x: i, y: 1000 + i, z: 70_000 + i, w: 1_000_000 * i }).collect();
         let (x_dev, y) = (upload(device, &x), device.alloc_zeroed::<U32x4>(x.len()).expect("memory"));
         let args = (x_dev.slice().ptr(), y.slice().ptr_mut());
-        launch(device, conformance_loads, Launch::linear(1, THREADS).shared(16 * THREADS), args);
+        launch(device, conformance_loads, Launch::linear(1, THREADS).shared(20 * THREADS), args);
         for (lane, y) in (0u32..).zip(download(device, &y)) {
             let own = x[lane as usize];
             let copied = if (lane ^ 1).is_multiple_of(3) { U32x4::default() } else { x[(lane ^ 1) as usize] };
+            let word = if (lane ^ 1).is_multiple_of(5) { 0 } else { x[(lane ^ 1) as usize].w };
             let want = U32x4 {
                 x: 3 * own.x + copied.x + (copied.x & 0xffff),
                 y: 3 * own.y + copied.y,
                 z: 3 * own.z + copied.z,
-                w: 3 * own.w + copied.w,
+                w: 3 * own.w + copied.w + word,
             };
             assert_eq!(y, want, "lane {lane}");
         }

@@ -121,7 +121,7 @@ fn run_gated<D: Device>(device: &D, case: &Case, setup: &Setup<D>, pairs: Option
     let max_sum = Output::<D, f32>::new(device, heads * n_split * 2);
     let n = setup.q.len();
     let out = Output::new(device, n);
-    let (qs, d, s) = (Output::new(device, n), Output::new(device, n / 32), Output::new(device, n / 16));
+    let (qs, d, s) = (Output::new(device, n), Output::new(device, n / 16), Output::new(device, n / 16));
     let (q, pos, span) = (input(device, &setup.q), input(device, &setup.pos), input(device, &setup.span));
     let (first, span_rows) = (input(device, &setup.first), input(device, &setup.span_rows));
     let (page_table, short) = (input(device, &setup.page_table), input(device, &setup.short));
@@ -353,17 +353,16 @@ fn the_merge_gates_and_quantises() {
             let wanted: Vec<f64> = gated.map(|(x, &gate)| f64::from(x) * sigmoid(f64::from(gate))).collect();
             assert_close("gated", &found.out, &wanted, |i| 1e-6 * wanted[i].abs() + 1e-9);
             let (qs, scales, sums) = &found.q8;
-            for (block, x) in found.out.chunks(32).enumerate() {
+            for (block, x) in found.out.chunks(16).enumerate() {
                 let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
                 assert_eq!(scales[block], max / 127.0);
                 for (i, x) in x.iter().enumerate() {
-                    let back = f64::from(qs[32 * block + i]) * f64::from(scales[block]);
+                    let back = f64::from(qs[16 * block + i]) * f64::from(scales[block]);
                     assert!((back - f64::from(*x)).abs() <= 0.501 * f64::from(scales[block]));
                 }
             }
-            let sum =
-                |(qs, block): (&[i8], usize)| qs.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * scales[block / 2];
-            let wanted: Vec<f32> = qs.chunks(16).zip(0..).map(sum).collect();
+            let sum = |(qs, scale): (&[i8], &f32)| qs.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * scale;
+            let wanted: Vec<f32> = qs.chunks(16).zip(scales).map(sum).collect();
             assert_close("sums", sums, &wide(&wanted), |_| 1e-6);
         }
     }

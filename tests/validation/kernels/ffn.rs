@@ -40,7 +40,7 @@ pub(super) struct Q8Output<D: Device> {
 impl<D: Device> Q8Output<D> {
     pub(super) fn new(device: &D, rows: u32, cols: u32) -> Self {
         let n = (rows * cols) as usize;
-        Q8Output { qs: Output::new(device, n), d: Output::new(device, n / 32), s: Output::new(device, n / 16), cols }
+        Q8Output { qs: Output::new(device, n), d: Output::new(device, n / 16), s: Output::new(device, n / 16), cols }
     }
 
     pub(super) fn view(&self) -> Q8<'_> {
@@ -57,17 +57,17 @@ impl<D: Device> Q8Output<D> {
     #[track_caller]
     pub(super) fn assert_quantised(&self, device: &D, what: &str, want: &[f64], error: &[f64]) {
         let (qs, d, s) = (self.qs.read(device), self.d.read(device), self.s.read(device));
-        let got: Vec<f32> = qs.iter().enumerate().map(|(i, &q)| f32::from(q) * d[i / 32]).collect();
-        let in_block = |i: usize| error[i / 32 * 32..][..32].iter().copied().fold(0.0, f64::max);
-        assert_close(what, &got, want, |i| 0.5001 * f64::from(d[i / 32]) + 2.0 * in_block(i));
-        for (i, block) in want.chunks(32).enumerate() {
+        let got: Vec<f32> = qs.iter().enumerate().map(|(i, &q)| f32::from(q) * d[i / 16]).collect();
+        let in_block = |i: usize| error[i / 16 * 16..][..16].iter().copied().fold(0.0, f64::max);
+        assert_close(what, &got, want, |i| 0.5001 * f64::from(d[i / 16]) + 2.0 * in_block(i));
+        for (i, block) in want.chunks(16).enumerate() {
             let max = block.iter().map(|x| x.abs()).fold(0.0, f64::max);
             let error = (f64::from(d[i]) * 127.0 - max).abs();
-            assert!(error <= 2.0 * in_block(32 * i) + max * 4.0 * EPS, "{what}: scale {i} is {}, of {max}", d[i]);
+            assert!(error <= 2.0 * in_block(16 * i) + max * 4.0 * EPS, "{what}: scale {i} is {}, of {max}", d[i]);
         }
         for (i, sixteen) in qs.chunks(16).enumerate() {
             let sum: i32 = sixteen.iter().map(|&q| i32::from(q)).sum();
-            assert_eq!(s[i], d[i / 2] * sum as f32, "{what}: sum {i}");
+            assert_eq!(s[i], d[i] * sum as f32, "{what}: sum {i}");
         }
     }
 }
@@ -246,7 +246,7 @@ devices! {
 
             let (qs, d) = (normed.qs.read(device), normed.d.read(device));
             let values: Vec<f64> =
-                qs.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(d[i / 32])).collect();
+                qs.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(d[i / 16])).collect();
             let rows_of = gate.values.chunks(cols as usize).zip(up.values.chunks(cols as usize));
             let wanted: (Vec<f64>, Vec<f64>) = rows_of
                 .map(|(gate, up)| {

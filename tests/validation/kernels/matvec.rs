@@ -28,12 +28,12 @@ impl<D: Device> Input<D> {
         let n = x.len();
         let x_device = device.alloc_from(x).expect("memory");
         let qs = device.alloc(n).expect("memory");
-        let (d, s) = (device.alloc(n / 32).expect("memory"), device.alloc(n / 16).expect("memory"));
+        let (d, s) = (device.alloc(n / 16).expect("memory"), device.alloc(n / 16).expect("memory"));
         let out = Q8 { qs: qs.slice(), d: d.slice(), s: s.slice(), cols };
         quantize_q8(device, x_device.slice(), cols, out, n as u32 / cols).expect("quantize_q8");
         let integers: Vec<i8> = device.download_vec(qs.slice()).expect("download");
         let scales: Vec<f32> = device.download_vec(d.slice()).expect("download");
-        let quantized = integers.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(scales[i / 32]));
+        let quantized = integers.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(scales[i / 16]));
         Input {
             cols,
             x: x_device,

@@ -27,7 +27,7 @@ struct Normed<D: Device> {
 impl<D: Device> Normed<D> {
     fn new(device: &D, cols: u32) -> Self {
         let n = cols as usize;
-        let (qs, d, s) = (Output::new(device, n), Output::new(device, n / 32), Output::new(device, n / 16));
+        let (qs, d, s) = (Output::new(device, n), Output::new(device, n / 16), Output::new(device, n / 16));
         Normed { y: Output::new(device, n), qs, d, s, cols }
     }
 
@@ -42,7 +42,7 @@ impl<D: Device> Normed<D> {
     /// The values that products in F32, and those of integers, stand for.
     fn values(&self, device: &D) -> [Vec<f64>; 2] {
         let (qs, d) = (self.qs.read(device), self.d.read(device));
-        let quantised = qs.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(d[i / 32]));
+        let quantised = qs.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(d[i / 16]));
         [wide(&self.y.read(device)), quantised.collect()]
     }
 }

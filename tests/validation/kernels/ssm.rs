@@ -285,8 +285,8 @@ fn a_step_does_what_its_three_parts_do() {
             assert_close("step", &actual.out, &wanted.out, |i| 2e-6 + bound / rms(i));
             assert_close("step state", &actual.state, &wanted.state, |_| bound);
             assert_close("step ring", &actual.ring, &wanted.ring, |_| 0.0);
-            // What is quantised is the output itself, in blocks of 32.
-            for (block, qs) in actual.out.chunks(32).zip(actual.qs.chunks(32)) {
+            // What is quantised is the output itself, in blocks of 16.
+            for (block, qs) in actual.out.chunks(16).zip(actual.qs.chunks(16)) {
                 let largest = block.iter().fold(0.0f32, |max, x| max.max(x.abs()));
                 for (x, q) in block.iter().zip(qs) {
                     let scaled = x / largest * 127.0;
@@ -354,7 +354,7 @@ impl Step {
         let (out, ring, state) =
             (Output::new(device, n), Output::holding(device, &self.ring), Output::holding(device, state));
         let (qs, scales, sums) =
-            (Output::<D, i8>::new(device, n), Output::<D, f32>::new(device, n / 32), Output::new(device, n / 16));
+            (Output::<D, i8>::new(device, n), Output::<D, f32>::new(device, n / 16), Output::new(device, n / 16));
         let q8 = Q8 { qs: qs.slice(), d: scales.slice(), s: sums.slice(), cols };
         let op = DeltaStep {
             qkv: qkv.slice(),
@@ -378,7 +378,7 @@ impl Step {
             let (values, scales, sums) = (qs.read(device), scales.read(device), sums.read(device));
             for (i, sum) in sums.iter().enumerate() {
                 let exact: i32 = values[16 * i..][..16].iter().map(|q| i32::from(*q)).sum();
-                assert_eq!(*sum, scales[i / 2] * exact as f32, "sum {i}");
+                assert_eq!(*sum, scales[i] * exact as f32, "sum {i}");
             }
         }
         let (out, state, ring) = (out.read(device), state.read(device), ring.read(device));

@@ -58,6 +58,8 @@ pub(super) struct Copies {
 pub(super) struct CopyAsync {
     pub(super) to: u32,
     pub(super) from: usize,
+    /// Bytes that are written, and those of them that are read; the others are 0.
+    pub(super) size: usize,
     pub(super) bytes: u32,
     pub(super) at: &'static Location<'static>,
 }

@@ -145,12 +145,13 @@ impl Lane {
 /// Asynchronous copies: checked when they start, done when they are waited for.
 impl Lane {
     #[track_caller]
-    pub(crate) fn copy_async(self, to: u32, from: *const u8, bytes: u32) {
-        or_raise(self.shared.borrow().check_bytes(to, 16, 16, Access::Write));
+    pub(crate) fn copy_async<T: Pod>(self, to: u32, from: *const u8, bytes: u32) {
+        let size = size_of::<T>();
+        or_raise(self.shared.borrow().check_bytes(to, size, size, Access::Write));
         if bytes > 0 {
-            or_raise(self.memory.check(from.addr(), bytes as usize, 16, Access::Read));
+            or_raise(self.memory.check(from.addr(), bytes as usize, size, Access::Read));
         }
-        let copy = CopyAsync { to, from: from.addr(), bytes, at: Location::caller() };
+        let copy = CopyAsync { to, from: from.addr(), size, bytes, at: Location::caller() };
         self.slot().copies.borrow_mut().open.push(copy);
     }
 
@@ -179,8 +180,11 @@ impl Lane {
         for (i, byte) in bytes.iter_mut().enumerate().take(copy.bytes as usize) {
             *byte = self.memory.load(copy.from + i)?;
         }
-        let value: U32x4 = bytemuck::cast(bytes);
-        self.shared.borrow_mut().store(self.actor(), copy.to, value)
+        let (actor, mut shared) = (self.actor(), self.shared.borrow_mut());
+        match copy.size {
+            4 => shared.store::<u32>(actor, copy.to, bytemuck::pod_read_unaligned(&bytes[..4])),
+            _ => shared.store::<U32x4>(actor, copy.to, bytemuck::cast(bytes)),
+        }
     }
 }
 

@@ -125,7 +125,7 @@ pub struct MergeParams {
 /// - Partials, `pos`, `list` and `window` are those of [`attention_decode_d64`](super::decode::attention_decode_d64) or
 ///   [`attention_f32_d64_h1`](super::exact::attention_f32_d64_h1); `sinks` has `n_head` elements or is null.
 /// - `pairs` is null or `[rows, n_head, 2, head_dim]`, the second of each pair the gate.
-/// - `out` is `[rows, n_head, head_dim]`; `qs` is null or has as many elements, `d` then a 32nd and `s` a 16th of them.
+/// - `out` is `[rows, n_head, head_dim]`; `qs` is null or has as many elements, `d` and `s` then a 16th of them.
 ///   They overlap nothing else. All but `sinks` are 16-byte aligned.
 #[kernel(max_threads = 256)]
 pub unsafe fn attention_merge(

@@ -81,11 +81,11 @@ impl Raw {
         [0, 1].map(|run| [0, 1, 2, 3].map(|i| self.word(i, run)))
     }
 
-    /// `Σ q·x` over the block, without scales.
+    /// `Σ q·x + more` over the block, without the weights' scale.
     #[inline(always)]
-    fn dot(&self, x: &[Q8Run; 2]) -> f32 {
-        let run = |r: usize| dot16([0, 1, 2, 3].map(|i| self.word(i, r)), &x[r].qs);
-        (run(0) + run(1)) as f32
+    fn dot(&self, x: &[Q8Run; 2], more: f32) -> f32 {
+        let run = |r: usize| dot16([0, 1, 2, 3].map(|i| self.word(i, r)), &x[r].qs) as f32;
+        math::fma(run(0), x[0].d, math::fma(run(1), x[1].d, more))
     }
 }
 
@@ -101,10 +101,10 @@ macro_rules! symmetric {
         legacy!($name, [$($qh_plane)?], $d_plane, u16, |raw: &Raw, q: f32| raw.d() * (q - $offset));
 
         impl FormatQ8 for $name {
-            /// `d·(dx·Σ q·x − offset·Σ x)`; one activation scale serves the block.
+            /// `d·(Σ q·x − offset·Σ x)`.
             #[inline(always)]
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
-                raw.d() * math::fma(raw.dot(x), x[0].d, -$offset * (x[0].s + x[1].s))
+                raw.d() * raw.dot(x, -$offset * (x[0].s + x[1].s))
             }
         }
 
@@ -151,10 +151,10 @@ macro_rules! affine {
         legacy!($name, [$($qh_plane)?], $dm_plane, u32, |raw: &Raw, q: f32| raw.d() * q + raw.m());
 
         impl FormatQ8 for $name {
-            /// `d·dx·Σ q·x + m·Σ x`.
+            /// `d·Σ q·x + m·Σ x`.
             #[inline(always)]
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
-                math::fma(raw.dot(x), raw.d() * x[0].d, raw.m() * (x[0].s + x[1].s))
+                math::fma(raw.d(), raw.dot(x, 0.0), raw.m() * (x[0].s + x[1].s))
             }
         }
 

@@ -21,6 +21,10 @@ pub struct Raw {
 
 /// Twice E2M1's eight magnitudes, as the bytes of two words: 0 1 2 3, 4 6 8 12.
 const DOUBLED: [u32; 2] = [0x0302_0100, 0x0c08_0604];
+/// Four times the magnitudes.
+const QUADRUPLED: [u32; 2] = [0x0604_0200, 0x1810_0c08];
+/// 128 less twice the magnitudes, in seven bits: 0 127 126 125, 124 122 120 116.
+const COMPLEMENTS: [u32; 2] = [0x7d7e_7f00, 0x7478_7a7c];
 /// Flips the sign bit of eight nibbles.
 const SIGNS: u32 = 0x8888_8888;
 
@@ -31,6 +35,15 @@ const SIGNS: u32 = 0x8888_8888;
 #[inline(always)]
 fn positive(nibbles: u32) -> u32 {
     int8::prmt(DOUBLED[0], DOUBLED[1], nibbles)
+}
+
+/// Four times E2M1 for the low four nibbles of `nibbles`, as signed bytes; `flipped` are the same with the other sign.
+///
+/// Twice a complement is the byte of minus four times E2M1. One of the two lookups is 0 in each byte, so nothing
+/// carries.
+#[inline(always)]
+fn quadrupled(nibbles: u32, flipped: u32) -> u32 {
+    int8::prmt(QUADRUPLED[0], QUADRUPLED[1], nibbles) + 2 * int8::prmt(COMPLEMENTS[0], COMPLEMENTS[1], flipped)
 }
 
 /// The low nibbles of a word's bytes, one after another: the low 16 bits of a `prmt` selector.
@@ -83,24 +96,20 @@ impl Format for Mxfp4 {
 }
 
 impl FormatQ8 for Mxfp4 {
-    /// A word's nibbles alternate between the runs, so the lookup's bytes do, too. Rather than part
-    /// them, the activations are interleaved the same way, once for all rows that share them. Positive
-    /// and negative weights are summed apart, as the lookup yields them.
+    /// A word's nibbles alternate between the runs, so the lookup's bytes do, too, and are parted: that is less than
+    /// to part the nibbles.
     #[inline(always)]
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
-        let (mut plus, mut minus) = (0, 0);
+        let (mut low, mut high) = (0, 0);
         let words = raw.qs.to_array();
         for i in 0..4 {
             let (word, flipped) = (words[i], words[i] ^ SIGNS);
-            let (low, high) = (x[0].qs[i], x[1].qs[i]);
-            let (first, second) = (int8::prmt(low, high, 0x5140), int8::prmt(low, high, 0x7362));
-            plus = dp4a(positive(word), first, plus);
-            plus = dp4a(positive(word >> 16), second, plus);
-            minus = dp4a(positive(flipped), first, minus);
-            minus = dp4a(positive(flipped >> 16), second, minus);
+            let (first, second) = (quadrupled(word, flipped), quadrupled(word >> 16, flipped >> 16));
+            low = dp4a(int8::prmt(first, second, 0x6420), x[0].qs[i], low);
+            high = dp4a(int8::prmt(first, second, 0x7531), x[1].qs[i], high);
         }
-        // Activation scale first: a tiny weight scale must not be all that is left of the product.
-        (plus - minus) as f32 * x[0].d * half_scale(raw.e)
+        // Activation scales first: a tiny weight scale must not be all that is left of the product.
+        math::fma(low as f32, 0.5 * x[0].d, high as f32 * (0.5 * x[1].d)) * half_scale(raw.e)
     }
 }
 

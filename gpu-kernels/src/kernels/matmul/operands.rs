@@ -8,7 +8,7 @@ use super::MatmulParams;
 use super::stage::{Geometry, Stage, UNIT, row_bytes};
 use super::tile::{Operands, Part};
 use crate::kernels::format::{FormatTile, Row, select};
-use crate::params::{Q8_BLOCK, Q8_SUM};
+use crate::params::Q8_BLOCK;
 
 /// A number, or 0, without a branch.
 #[inline(always)]
@@ -109,44 +109,31 @@ impl<F: FormatTile> WeightLane<F> {
     }
 }
 
-/// Scale of 32 activations, and their sum in two halves.
-pub(super) type XScale = (f32, F32x2);
-
-/// The activations that a lane brings: `BI` units of integers and the scales of `XI` blocks each step.
-pub(super) struct XLane<const BI: usize, const XI: usize> {
-    /// Where the rows of the units start, in elements, and where those of the blocks do, in blocks.
-    units: [u32; BI],
-    blocks: [u32; XI],
+/// The activations that a lane brings: `BI` units each step, each with its scale and its sum.
+pub(super) struct XLane<const BI: usize> {
+    /// Where the rows of the units start, in elements.
+    rows: [u32; BI],
 }
 
-/// Which of `count` things, `per_token` of them in a row of the stage, is a lane's `i`-th: token and place.
+/// Which of the units of a step is a lane's `i`-th: token and place.
 #[inline(always)]
-fn item<G: Geometry>(i: usize, per_token: u32) -> (u32, u32) {
-    let thread = thread::thread_idx_x();
-    (thread / per_token + i as u32 * (G::TILE.threads / per_token), thread % per_token)
+fn unit<G: Geometry>(i: usize) -> (u32, u32) {
+    let (thread, per_token) = (thread::thread_idx_x(), const { G::TILE.step / UNIT });
+    (thread / per_token + i as u32 * const { G::TILE.threads * UNIT / G::TILE.step }, thread % per_token)
 }
 
-impl<const BI: usize, const XI: usize> XLane<BI, XI> {
+impl<const BI: usize> XLane<BI> {
     /// # Safety
     /// As [`Part::x_row`].
     #[inline(always)]
     pub(super) unsafe fn new<G: Geometry>(o: &Operands, p: &MatmulParams, part: &Part) -> Self {
-        const {
-            let tile = G::TILE;
-            assert!(BI as u32 * tile.threads * UNIT == tile.tokens * tile.step);
-            assert!(XI as u32 * tile.threads * Q8_BLOCK >= tile.tokens * tile.step);
-        }
+        const { assert!(BI as u32 * G::TILE.threads * UNIT == G::TILE.tokens * G::TILE.step) };
         // SAFETY: the caller's promise; the launcher has checked that elements of `x` have 32-bit numbers.
-        unsafe {
-            let row = |i: usize, per_token: u32| part.x_row(&o.to, p, item::<G>(i, per_token).0);
-            XLane {
-                units: core::array::from_fn(|i| row(i, G::TILE.step / UNIT) * p.cols),
-                blocks: core::array::from_fn(|i| row(i, G::TILE.step / Q8_BLOCK) * (p.cols / Q8_BLOCK)),
-            }
-        }
+        let row = |i: usize| unsafe { part.x_row(&o.to, p, unit::<G>(i).0) };
+        XLane { rows: core::array::from_fn(|i| row(i) * p.cols) }
     }
 
-    /// Starts to copy the integers of a step; zeros past the tile's tokens and the row's end.
+    /// Starts to copy the units of a step; zeros past the tile's tokens and the row's end.
     ///
     /// # Safety
     /// As [`matmul`](super::tile::matmul); nobody else accesses the stage's activations before the copy's end and a barrier.
@@ -159,67 +146,23 @@ impl<const BI: usize, const XI: usize> XLane<BI, XI> {
         step: u32,
         stage: &Stage<F, G>,
     ) {
-        for (i, row) in self.units.iter().enumerate() {
-            let (token, unit) = item::<G>(i, G::TILE.step / UNIT);
+        const { assert!(UNIT == Q8_BLOCK) };
+        for (i, row) in self.rows.iter().enumerate() {
+            let (token, unit) = unit::<G>(i);
             let column = step * G::TILE.step + unit * UNIT;
             let inside = token < part.n && column < p.cols;
-            // SAFETY: the row has the column if it is inside; else nothing is read.
+            let from = (row + select(inside, column, 0)) as usize;
+            let scale = unit * const { Stage::<F, G>::X_STRIDE } + token;
+            // SAFETY: the row has the unit if it is inside; else nothing is read.
             unsafe {
-                let from = o.qs.add((row + select(inside, column, 0)) as usize).cast::<U32x4>();
-                let to = stage.x.add(token * const { row_bytes(G::TILE) } + unit * UNIT).cast();
-                cp_async::copy_16_or_zero(to, 0, from, inside);
-            }
-        }
-        cp_async::commit();
-    }
-
-    /// Loads the scales of a step; zeros past the tile's tokens and the row's end.
-    ///
-    /// # Safety
-    /// As [`matmul`](super::tile::matmul).
-    #[inline(always)]
-    pub(super) unsafe fn load<F: FormatTile, G: Geometry>(
-        &self,
-        o: &Operands,
-        p: &MatmulParams,
-        part: &Part,
-        step: u32,
-    ) -> [XScale; XI] {
-        core::array::from_fn(|i| {
-            let (token, block) = item::<G>(i, G::TILE.step / Q8_BLOCK);
-            let block = step * const { G::TILE.step / Q8_BLOCK } + block;
-            let live = token < part.n && block * Q8_BLOCK < p.cols;
-            let at = (self.blocks[i] + select(live, block, 0)) as usize;
-            const { assert!(Q8_BLOCK == 2 * Q8_SUM) };
-            // SAFETY: the row has the block; block 0 where it is not live.
-            unsafe {
-                let sums = if F::HAS_MIN { ld(o.s.cast::<F32x2>().add(at)) } else { F32x2::splat(0.0) };
-                (
-                    zero_unless(live, ld(o.d.add(at))),
-                    F32x2 { x: zero_unless(live, sums.x), y: zero_unless(live, sums.y) },
-                )
-            }
-        })
-    }
-
-    /// Stores the scales of a step.
-    ///
-    /// # Safety
-    /// Nobody else accesses the stage's scales before the next barrier.
-    #[inline(always)]
-    pub(super) unsafe fn store<F: FormatTile, G: Geometry>(&self, scales: &[XScale; XI], stage: &Stage<F, G>) {
-        for (i, (scale, sums)) in scales.iter().enumerate() {
-            let (token, block) = item::<G>(i, G::TILE.step / Q8_BLOCK);
-            if token < G::TILE.tokens {
-                let to = block * const { Stage::<F, G>::X_STRIDE } + token;
-                // SAFETY: the caller's promise; the token is the tile's.
-                unsafe {
-                    stage.x_scale.set(to, *scale);
-                    if F::HAS_MIN {
-                        stage.x_sum.set(to, sums.x + sums.y);
-                    }
+                let to = stage.x.add(token * const { row_bytes(G::TILE) } + unit * UNIT).cast::<U32x4>();
+                cp_async::copy_16_or_zero(to, 0, o.qs.add(from).cast(), inside);
+                cp_async::copy_4_or_zero(stage.x_scale, scale, o.d.add(from / Q8_BLOCK as usize), inside);
+                if F::HAS_MIN {
+                    cp_async::copy_4_or_zero(stage.x_sum, scale, o.s.add(from / Q8_BLOCK as usize), inside);
                 }
             }
         }
+        cp_async::commit();
     }
 }

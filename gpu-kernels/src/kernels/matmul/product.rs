@@ -3,7 +3,7 @@
 use cuda_std::{mma, prelude::*};
 
 use super::stage::{Geometry, Stage, UNIT, row_bytes};
-use super::{MAGIC, WARP_BLOCKS};
+use super::{BLOCK, MAGIC, WARP_BLOCKS};
 use crate::kernels::format::FormatTile;
 use crate::params::{Q8_BLOCK, WARP};
 
@@ -32,21 +32,27 @@ impl Place {
         }
     }
 
-    /// A stage from where this lane reads: its row of `ldmatrix`, and its place in C.
+    /// A stage from where this lane reads: its rows of `ldmatrix`, and its place in C.
     #[inline(always)]
-    pub(super) fn of<F: FormatTile, G: Geometry, const NT: usize>(&self, stage: &Stage<F, G>) -> Stage<F, G> {
+    pub(super) fn of<F: FormatTile, G: Geometry, const MT: usize, const NT: usize>(
+        &self,
+        stage: &Stage<F, G>,
+    ) -> Stage<F, G> {
         let (lane, block, row_bytes) = (self.lane, self.k * WARP_BLOCKS, const { row_bytes(G::TILE) });
         let (g, t) = (lane / 4, lane % 4);
-        // Sixteen rows' first halves, then their second. Of tokens, both halves of eight, then of the next eight;
-        // where there are but eight tokens, words are read one by one.
-        let w = (self.row + lane % 16) * row_bytes + lane / 16 * UNIT;
-        let x =
-            if NT == 1 { g * row_bytes + 4 * t } else { (lane % 8 + lane / 16 * 8) * row_bytes + lane / 8 % 2 * UNIT };
+        // One unit of 32 rows; or of sixteen the first of a block's two, then the second. Of tokens likewise, but both
+        // of eight come before those of the next eight; where there are but eight tokens, words are read one by one.
+        let w = if MT == 2 { lane * row_bytes } else { lane % 16 * row_bytes + lane / 16 * UNIT };
+        let x = match (MT, NT) {
+            (1, 1) => g * row_bytes + 4 * t,
+            (1, _) => (lane % 8 + lane / 16 * 8) * row_bytes + lane / 8 % 2 * UNIT,
+            _ => lane * row_bytes,
+        };
         stage.at(
-            w + block * Q8_BLOCK,
-            block * const { Q8_BLOCK / F::GROUP_ELEMS * G::TILE.rows } + self.row + g,
-            self.token * row_bytes + x + block * Q8_BLOCK,
-            block * const { Stage::<F, G>::X_STRIDE } + self.token + 2 * t,
+            self.row * row_bytes + w + block * BLOCK,
+            block * const { BLOCK / F::GROUP_ELEMS * G::TILE.rows } + self.row + g,
+            self.token * row_bytes + x + block * BLOCK,
+            block * const { BLOCK / Q8_BLOCK * Stage::<F, G>::X_STRIDE } + self.token + 2 * t,
         )
     }
 }
@@ -54,12 +60,11 @@ impl Place {
 /// A lane's sums: for `MT` by `NT` products, those of [`mma`]'s C.
 pub(super) type Sums<const MT: usize, const NT: usize> = [[[f32; 4]; NT]; MT];
 
-/// Weights of 16 rows and one group, as a lane has them: scale, [`MAGIC`] times the scale, minimum; of two rows.
+/// The scales of 16 rows and one group, as a lane has them: of two rows, and [`MAGIC`] times minus them.
 #[derive(Clone, Copy)]
 struct Scales {
     scale: [f32; 2],
     offset: [f32; 2],
-    min: [f32; 2],
 }
 
 impl Scales {
@@ -67,103 +72,56 @@ impl Scales {
     /// As [`multiply`].
     #[inline(always)]
     unsafe fn load<F: FormatTile, G: Geometry>(from: &Stage<F, G>, group: u32, row: u32) -> Self {
-        let at = group * G::TILE.rows + row;
         // SAFETY: the caller's promise.
-        unsafe {
-            let scale = [from.scale.get(at), from.scale.get(at + 8)];
-            Scales {
-                scale,
-                offset: scale.map(|scale| scale * -f32::from_bits(MAGIC.cast_unsigned())),
-                min: if F::HAS_MIN { [from.min.get(at), from.min.get(at + 8)] } else { [0.0; 2] },
-            }
-        }
+        let scale = unsafe { two_rows::<G>(from.scale, group, row) };
+        Scales { scale, offset: scale.map(|scale| scale * -f32::from_bits(MAGIC.cast_unsigned())) }
     }
 
-    /// Adds a product that started at [`MAGIC`], times both scales, without the minimum.
+    /// Adds a product that started at [`start`], times both scales. `x` are two tokens' scales.
     #[inline(always)]
-    fn add(&self, product: [i32; 4], x_scale: F32x2, sums: &mut [f32; 4]) {
-        let x = x_scale.to_array();
+    fn add<const NT: usize>(&self, product: [i32; 4], x: [f32; 2], sums: &mut [f32; 4]) {
         for j in 0..4 {
-            let raw = f32::from_bits(product[j].cast_unsigned());
-            sums[j] = math::fma(math::fma(raw, self.scale[j / 2], self.offset[j / 2]), x[j % 2], sums[j]);
-        }
-    }
-
-    /// Subtracts the minimum times the activations' sum.
-    #[inline(always)]
-    fn subtract_min(&self, x_sum: F32x2, sums: &mut [f32; 4]) {
-        let x = x_sum.to_array();
-        for j in 0..4 {
-            sums[j] = math::fma(-self.min[j / 2], x[j % 2], sums[j]);
-        }
-    }
-}
-
-/// The weights of 16 rows and one block, as a lane has them: [`mma`]'s A, and the scales of the block's groups.
-#[derive(Clone, Copy)]
-struct Rows {
-    a: [u32; 4],
-    /// The second where there are two.
-    scales: [Scales; 2],
-}
-
-impl Rows {
-    /// For the `m`-th sixteen rows and block `k` of the warp.
-    ///
-    /// # Safety
-    /// As [`multiply`].
-    #[inline(always)]
-    unsafe fn load<F: FormatTile, G: Geometry>(from: &Stage<F, G>, k: u32, m: u32) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let a = mma::ldmatrix_x4(from.w, 16 * m * const { row_bytes(G::TILE) } + k * Q8_BLOCK);
-            let groups = const { Q8_BLOCK / F::GROUP_ELEMS };
-            let first = Scales::load(from, k * groups, 16 * m);
-            Rows { a, scales: [first, if groups == 2 { Scales::load(from, k * groups + 1, 16 * m) } else { first }] }
-        }
-    }
-
-    /// Adds the products with eight tokens' activations.
-    ///
-    /// # Safety
-    /// Every lane of the warp comes here.
-    #[inline(always)]
-    unsafe fn add<F: FormatTile>(&self, b: [u32; 2], x_scale: F32x2, x_sum: F32x2, sums: &mut [f32; 4]) {
-        let ([first, second], a) = (&self.scales, self.a);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if F::GROUP_ELEMS == 16 {
-                first.add(mma::m16n8k16_s8([a[0], a[1]], b[0], [MAGIC; 4]), x_scale, sums);
-                second.add(mma::m16n8k16_s8([a[2], a[3]], b[1], [MAGIC; 4]), x_scale, sums);
+            let scaled = if start::<NT>() == MAGIC {
+                math::fma(f32::from_bits(product[j].cast_unsigned()), self.scale[j / 2], self.offset[j / 2])
             } else {
-                first.add(mma::m16n8k32_s8(a, b, [MAGIC; 4]), x_scale, sums);
-            }
-        }
-        if F::HAS_MIN {
-            first.subtract_min(x_sum, sums);
+                product[j] as f32 * self.scale[j / 2]
+            };
+            sums[j] = math::fma(scaled, x[j % 2], sums[j]);
         }
     }
 }
 
-/// The activations of the warp's block `k` for the `pair`-th 16 tokens, as [`mma`]'s B; for eight where `NT` is 1.
+/// What products start at: 0 in tiles of eight tokens, where the integer is converted. It takes fewer registers, of which
+/// a lane has fewest there, and is to the same bits.
+const fn start<const NT: usize>() -> i32 {
+    if NT == 1 { 0 } else { MAGIC }
+}
+
+/// The scales or minimums of a group for the two rows that a lane has of 16.
 ///
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn load_x<F: FormatTile, G: Geometry, const NT: usize>(from: &Stage<F, G>, k: u32, pair: u32) -> [[u32; 2]; 2] {
+unsafe fn two_rows<G: Geometry>(from: Shared<f32>, group: u32, row: u32) -> [f32; 2] {
+    let at = group * G::TILE.rows + row;
     // SAFETY: the caller's promise.
-    unsafe {
-        if NT == 1 {
-            let words = from.x.add(k * Q8_BLOCK).cast::<u32>();
-            return [[words.get(0), words.get(UNIT / 4)], [0; 2]];
-        }
-        let [b0, b1, b2, b3] = mma::ldmatrix_x4(from.x, 16 * pair * const { row_bytes(G::TILE) } + k * Q8_BLOCK);
-        [[b0, b1], [b2, b3]]
-    }
+    unsafe { [from.get(at), from.get(at + 8)] }
 }
 
-/// Multiplies blocks `k` to `end` of the warp's part of a stage, `from` where the lane reads it, with the first
-/// `PAIRS` times 16 of its tokens.
+/// The scales or sums of 16 columns for the two tokens that a lane has of the `n`-th eight.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn two_tokens<F: FormatTile, G: Geometry>(from: Shared<f32>, unit: u32, n: usize) -> [f32; 2] {
+    let at = unit * const { Stage::<F, G>::X_STRIDE } + 8 * n as u32;
+    // SAFETY: the caller's promise; rows are an even number of words apart.
+    let two: F32x2 = unsafe { from.cast().get(at / 2) };
+    two.to_array()
+}
+
+/// Multiplies `blocks` blocks of the warp's part of a stage, `from` where the lane reads it, with the first `PAIRS` times
+/// 16 of its tokens.
 ///
 /// # Safety
 /// The stage is whole; every lane of the warp comes here.
@@ -176,18 +134,26 @@ pub(super) unsafe fn multiply_blocks<
     const PAIRS: usize,
 >(
     from: &Stage<F, G>,
-    end: u32,
+    blocks: u32,
     sums: &mut Sums<MT, NT>,
 ) {
     let mut k = 0;
-    while k < end {
+    while k < blocks * MT as u32 {
         // SAFETY: the caller's promise.
         unsafe { multiply::<F, G, MT, NT, PAIRS>(from, k, sums) };
         k += 1;
     }
+    // Apart, which takes fewer registers than beside the products.
+    let mut k = 0;
+    while F::HAS_MIN && k < blocks {
+        // SAFETY: the caller's promise.
+        unsafe { subtract_mins::<F, G, MT, NT, PAIRS>(from, k, sums) };
+        k += 1;
+    }
 }
 
-/// Multiplies block `k`.
+/// Multiplies what one `ldmatrix` brings of the weights, two factors of 16 rows and 16 columns: both halves of block `k`,
+/// or where `MT` is 2 half `k` of 32 rows.
 ///
 /// # Safety
 /// As [`multiply_blocks`].
@@ -197,17 +163,70 @@ unsafe fn multiply<F: FormatTile, G: Geometry, const MT: usize, const NT: usize,
     k: u32,
     sums: &mut Sums<MT, NT>,
 ) {
+    const { assert!(MT == 1 || MT == 2 && NT == 4) };
+    let first = k * const { BLOCK / MT as u32 };
     // SAFETY: the caller's promise.
     unsafe {
-        let rows: [Rows; MT] = core::array::from_fn(|m| Rows::load(from, k, m as u32));
-        for pair in 0..PAIRS.min(NT.div_ceil(2)) {
-            let b = load_x::<F, G, NT>(from, k, pair as u32);
-            for n in 2 * pair..(2 * pair + 2).min(NT) {
-                let (b, x) = (b[n % 2], (k * const { Stage::<F, G>::X_STRIDE } + 8 * n as u32) / 2);
-                let x_scale: F32x2 = from.x_scale.cast().get(x);
-                let x_sum: F32x2 = if F::HAS_MIN { from.x_sum.cast().get(x) } else { F32x2::splat(0.0) };
+        let a = mma::ldmatrix_x4(from.w, first);
+        let scales = Scales::load(from, first / F::GROUP_ELEMS, 0);
+        let scales = match (MT, F::GROUP_ELEMS) {
+            (1, BLOCK) => [scales; 2],
+            (1, _) => [scales, Scales::load(from, first / F::GROUP_ELEMS + 1, 0)],
+            _ => [scales, Scales::load(from, first / F::GROUP_ELEMS, 16)],
+        };
+        for load in 0..if MT == 2 { 1 } else { PAIRS.min(NT.div_ceil(2)) } {
+            let b = load_x::<F, G, NT>(from, first, load as u32);
+            // Of the tokens one half, or of eight both.
+            for i in 0..if MT == 2 { 2 * PAIRS.min(2) } else { 2 * NT.min(2) } {
+                let (n, half) = if MT == 2 { (i, 0) } else { (2 * load + i / 2, i % 2) };
+                let x = two_tokens::<F, G>(from.x_scale, first / Q8_BLOCK + half as u32, n);
                 for m in 0..MT {
-                    rows[m].add::<F>(b, x_scale, x_sum, &mut sums[m][n]);
+                    let a = [a[2 * (m + half)], a[2 * (m + half) + 1]];
+                    let product = mma::m16n8k16_s8(a, b[i], [start::<NT>(); 4]);
+                    scales[m + half].add::<NT>(product, x, &mut sums[m][n]);
+                }
+            }
+        }
+    }
+}
+
+/// The activations of 16 columns from column `first` on for 32 tokens, as [`mma`]'s B; or of both halves of a block for
+/// the `load`-th 16 tokens, or for eight where `NT` is 1.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn load_x<F: FormatTile, G: Geometry, const NT: usize>(from: &Stage<F, G>, first: u32, load: u32) -> [u32; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if NT == 1 {
+            let words = from.x.add(first).cast::<u32>();
+            return [words.get(0), words.get(UNIT / 4), 0, 0];
+        }
+        mma::ldmatrix_x4(from.x, 16 * load * const { row_bytes(G::TILE) } + first)
+    }
+}
+
+/// Subtracts the minimums of block `k` times the activations' sums.
+///
+/// # Safety
+/// As [`multiply_blocks`].
+#[inline(always)]
+unsafe fn subtract_mins<F: FormatTile, G: Geometry, const MT: usize, const NT: usize, const PAIRS: usize>(
+    from: &Stage<F, G>,
+    k: u32,
+    sums: &mut Sums<MT, NT>,
+) {
+    const { assert!(!F::HAS_MIN || F::GROUP_ELEMS == BLOCK) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mins: [[f32; 2]; MT] = core::array::from_fn(|m| two_rows::<G>(from.min, k, 16 * m as u32));
+        for n in 0..NT.min(2 * PAIRS) {
+            let [x, y] = [0, 1].map(|half| two_tokens::<F, G>(from.x_sum, 2 * k + half, n));
+            let x = [x[0] + y[0], x[1] + y[1]];
+            for m in 0..MT {
+                for j in 0..4 {
+                    sums[m][n][j] = math::fma(-mins[m][j / 2], x[j % 2], sums[m][n][j]);
                 }
             }
         }

@@ -4,14 +4,15 @@ use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
 
-use super::{Tile, WARP_BLOCKS};
+use super::{BLOCK, Tile, WARP_BLOCKS};
 use crate::kernels::format::FormatTile;
-use crate::params::{Q8_BLOCK, WARP};
+use crate::params::WARP;
 
 /// Bytes of a load, a copy, and a row of `ldmatrix`.
 pub(super) const UNIT: u32 = 16;
-/// Rows of activation scales are so many words longer than the tile, to lie in other banks.
-const X_PAD: u32 = 8;
+/// Rows of the activations' scales are so many words longer than the tile, to lie in other banks; an even number, for two
+/// are read at once.
+const X_PAD: u32 = 2;
 
 /// Bytes from one row of a stage to the next: a unit more than its columns, so that neither the eight rows of an
 /// `ldmatrix` nor the units of a row meet in a bank.
@@ -37,7 +38,7 @@ impl<const MT: usize, const NT: usize, const WM: u32, const WN: u32, const WK: u
     const TILE: Tile = {
         let tile = Tile::new(8 * NT as u32 * WN);
         assert!(WM * WN * WK * WARP == tile.threads);
-        assert!(tile.rows == 16 * MT as u32 * WM && tile.step == WK * WARP_BLOCKS * Q8_BLOCK);
+        assert!(tile.rows == 16 * MT as u32 * WM && tile.step == WK * WARP_BLOCKS * BLOCK);
         tile
     };
     const WARPS: [u32; 3] = [WM, WN, WK];
@@ -46,12 +47,12 @@ impl<const MT: usize, const NT: usize, const WM: u32, const WN: u32, const WK: u
 /// Where the parts of a stage lie, in bytes from its start; the last is its end.
 ///
 /// Weights and activations as bytes, `[rows or tokens, step]`; scales and minimums of the weights, `[group, row]`;
-/// scales and sums of the activations, `[block, token]`.
+/// scales and sums of the activations, `[unit, token]`.
 const fn offsets(tile: Tile, group_elems: u32, has_min: bool) -> [u32; 7] {
     let groups = tile.step / group_elems * tile.rows * 4;
-    let blocks = tile.step / Q8_BLOCK * (tile.tokens + X_PAD) * 4;
-    let (min, sum) = if has_min { (groups, blocks) } else { (0, 0) };
-    let parts = [tile.rows * row_bytes(tile), tile.tokens * row_bytes(tile), groups, min, blocks, sum];
+    let units = tile.step / UNIT * (tile.tokens + X_PAD) * 4;
+    let (min, sum) = if has_min { (groups, units) } else { (0, 0) };
+    let parts = [tile.rows * row_bytes(tile), tile.tokens * row_bytes(tile), groups, min, units, sum];
     let (mut offsets, mut i) = ([0; 7], 0);
     while i < 6 {
         offsets[i + 1] = offsets[i] + parts[i];
@@ -87,7 +88,7 @@ impl<F, G> Copy for Stage<F, G> {}
 impl<F: FormatTile, G: Geometry> Stage<F, G> {
     const OFFSETS: [u32; 7] = offsets(G::TILE, F::GROUP_ELEMS, F::HAS_MIN);
     pub(super) const BYTES: u32 = Self::OFFSETS[6];
-    /// Words from the activation scales of one block to those of the next.
+    /// Words from the activation scales of one unit to those of the next.
     pub(super) const X_STRIDE: u32 = G::TILE.tokens + X_PAD;
 
     /// The stage at byte `start`.

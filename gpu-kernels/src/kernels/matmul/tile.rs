@@ -89,7 +89,6 @@ pub(super) unsafe fn matmul<
     const NT: usize,
     const CH: usize,
     const BI: usize,
-    const XI: usize,
 >(
     o: Operands,
     p: &MatmulParams,
@@ -108,15 +107,12 @@ pub(super) unsafe fn matmul<
         pdl::launch_dependents();
 
         let steps = p.cols.div_ceil(G::TILE.step);
-        let x = XLane::<BI, XI>::new::<G>(&o, p, &part);
+        let x = XLane::<BI>::new::<G>(&o, p, &part);
         let stage = Stage::<F, G>::new(0);
         x.copy(&o, p, &part, 0, &stage);
-        let mut x_scales = x.load::<F, G>(&o, p, &part, 0);
         weights.unpack::<G, CH>(p, 0, &raw, &stage);
-        x.store(&x_scales, &stage);
         if steps > 1 {
             raw = weights.load::<G, CH>(p, 1);
-            x_scales = x.load::<F, G>(&o, p, &part, 1);
         }
         cp_async::wait::<0>();
         block::sync_threads(); // the first stage is whole
@@ -132,7 +128,7 @@ pub(super) unsafe fn matmul<
             if more {
                 x.copy(&o, p, &part, step + 1, &next);
             }
-            let from = at.of::<F, G, NT>(&stage);
+            let from = at.of::<F, G, MT, NT>(&stage);
             // Warps whose tokens are all past the tile's end have nothing to multiply, and those with few of them
             // half as much (but for groups of 16: two loops take them too many registers). Unrolled, a loop over 32
             // tokens would take registers from other blocks.
@@ -148,10 +144,8 @@ pub(super) unsafe fn matmul<
                 break;
             }
             weights.unpack::<G, CH>(p, step, &raw, &next);
-            x.store(&x_scales, &next);
             if step + 1 < steps {
                 raw = weights.load::<G, CH>(p, step + 1);
-                x_scales = x.load::<F, G>(&o, p, &part, step + 1);
             }
             cp_async::wait::<0>();
             block::sync_threads(); // the next stage is whole, and this one is done with

@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 
 use crate::kernels::format::{F32, Format, FormatQ8, Q8Run};
-use crate::params::{Q8_BLOCK, Q8_SUM};
+use crate::params::Q8_BLOCK;
 
 /// Activations as a kernel reads them.
 pub(in crate::kernels) trait Operand<F: Format>: Copy {
@@ -90,7 +90,7 @@ impl<F: Format> Operand<F> for Plain {
     }
 }
 
-/// `x: [rows, cols]` quantised: `qs` integers, `d` a scale for 32, `s` a sum for 16.
+/// `x: [rows, cols]` quantised: `qs` integers, for every 16 of them `d` a scale and `s` a sum.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Quantized {
     pub(in crate::kernels) qs: *const i8,
@@ -107,9 +107,8 @@ impl Quantized {
     unsafe fn run(self, start: u32, live: bool) -> Q8Run {
         // SAFETY: the caller's promise; runs start at multiples of 16.
         unsafe {
-            let qs: U32x4 = ld(self.qs.add(start as usize).cast());
-            let d = ld(self.d.add((start / Q8_BLOCK) as usize));
-            let s = ld(self.s.add((start / Q8_SUM) as usize));
+            let (qs, block): (U32x4, _) = (ld(self.qs.add(start as usize).cast()), (start / Q8_BLOCK) as usize);
+            let (d, s) = (ld(self.d.add(block)), ld(self.s.add(block)));
             Q8Run { qs: qs.to_array(), d: zero_unless(live, d), s: zero_unless(live, s) }
         }
     }
@@ -122,7 +121,7 @@ impl<F: FormatQ8> Operand<F> for Quantized {
     unsafe fn row(self, row: u32, stride: u32) -> Self {
         let at = |elems: u32| row as usize * (stride / elems) as usize;
         // SAFETY: the caller's promise.
-        unsafe { Self { qs: self.qs.add(at(1)), d: self.d.add(at(Q8_BLOCK)), s: self.s.add(at(Q8_SUM)) } }
+        unsafe { Self { qs: self.qs.add(at(1)), d: self.d.add(at(Q8_BLOCK)), s: self.s.add(at(Q8_BLOCK)) } }
     }
 
     #[inline(always)]
@@ -154,8 +153,8 @@ impl StagedQuantized {
     unsafe fn run(self, start: u32, live: bool) -> Q8Run {
         // SAFETY: the caller's promise; runs start at multiples of 16.
         unsafe {
-            let qs = self.qs.get(start / Q8_SUM).to_array();
-            let (d, s) = (self.d.get(start / Q8_BLOCK), self.s.get(start / Q8_SUM));
+            let block = start / Q8_BLOCK;
+            let (qs, d, s) = (self.qs.get(block).to_array(), self.d.get(block), self.s.get(block));
             Q8Run { qs, d: zero_unless(live, d), s: zero_unless(live, s) }
         }
     }

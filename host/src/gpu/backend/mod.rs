@@ -39,7 +39,7 @@ pub use weights::{Matrix, Vector};
 pub enum Activations {
     /// f32: as exact as the weights.
     F32,
-    /// Blocks of 32 int8 values with a scale, where the weights are quantised: dp4a instead of conversions.
+    /// Blocks of 16 int8 values with a scale, where the weights are quantised: dp4a instead of conversions.
     #[default]
     Int8,
 }

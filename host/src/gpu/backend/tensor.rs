@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_std::U32x4;
 use gpu_kernels::kernels::matmul::Tile;
 use gpu_kernels::kernels::softmax_topk::MAX_EXPERTS;
-use gpu_kernels::params::{Q8_BLOCK, Q8_SUM};
+use gpu_kernels::params::Q8_BLOCK;
 
 use super::{Activations, GpuBackend, Result, device_error};
 use crate::backend::Error;
@@ -153,7 +153,7 @@ impl<D: Device> GpuBackend<D> {
             let q8 = Quantised {
                 qs: self.keep("int8 activations", len)?,
                 d: self.keep("int8 activations", len / Q8_BLOCK as usize)?,
-                s: self.keep("int8 activations", len / Q8_SUM as usize)?,
+                s: self.keep("int8 activations", len / Q8_BLOCK as usize)?,
             };
             // Nobody else can have set it meanwhile.
             let _ = x.q8.set(q8);

@@ -101,7 +101,7 @@ impl<'d, D: Device> Bench<'d, D> {
             weights,
             x: device.alloc_zeroed(n)?,
             qs: device.alloc_zeroed(n)?,
-            d: device.alloc_zeroed(n / 32)?,
+            d: device.alloc_zeroed(n / 16)?,
             s: device.alloc_zeroed(n / 16)?,
             y: device.alloc_zeroed(y_len.max((N_USED * 4096) as usize))?,
             repeats,
@@ -162,7 +162,7 @@ impl<'d, D: Device> Bench<'d, D> {
 
     fn q8(&self, cols: u32, rows: u32) -> Result<Q8<'_>> {
         let n = (cols * rows) as usize;
-        let (qs, d, s) = (self.qs.part(..n)?, self.d.part(..n / 32)?, self.s.part(..n / 16)?);
+        let (qs, d, s) = (self.qs.part(..n)?, self.d.part(..n / 16)?, self.s.part(..n / 16)?);
         Ok(Q8 { qs, d, s, cols })
     }
 

@@ -190,7 +190,7 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
     check.apart("y", op.y, x.s)?;
     if op.tokens == 1 && op.experts.is_none() {
         launch_swept(device, op, x)?;
-        return Ok(op.bytes() + u64::from(op.w.cols()) * 11 / 8);
+        return Ok(op.bytes() + Q8::bytes(u64::from(op.w.cols())));
     }
     let (ids, bias) = op.optional();
     let form = if op.tokens > 1 && op.experts.is_none() { Activations::Q8x4 } else { Activations::Q8 };
@@ -217,7 +217,7 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
         Q5_0: matvec_q5_0_q8 matvec_q5_0_q8x4, Q5_1: matvec_q5_1_q8 matvec_q5_1_q8x4,
         Mxfp4: matvec_mxfp4_q8 matvec_mxfp4_q8x4
     );
-    Ok(op.bytes() + x_rows * u64::from(op.w.cols()) * 11 / 8)
+    Ok(op.bytes() + Q8::bytes(x_rows * u64::from(op.w.cols())))
 }
 
 /// One row of activations and one matrix, in a grid that fits the device at once.

@@ -144,5 +144,5 @@ pub fn matvecs<D: Device>(
         Q5_0: matvecs_q5_0 matvecs_q5_0_x4, Q5_1: matvecs_q5_1 matvecs_q5_1_x4, Mxfp4: matvecs_mxfp4 matvecs_mxfp4_x4
     );
     let weights = |product: &Product<'_>| u64::from(product.w.rows()) * (product.w.row_bytes() + 4 * u64::from(tokens));
-    Ok(products.iter().map(weights).sum::<u64>() + u64::from(tokens) * u64::from(cols) * 11 / 8)
+    Ok(products.iter().map(weights).sum::<u64>() + Q8::bytes(u64::from(tokens) * u64::from(cols)))
 }

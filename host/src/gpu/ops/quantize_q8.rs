@@ -2,18 +2,18 @@
 
 use cuda_std::launch::Launch;
 use gpu_kernels::kernels::quantize_q8 as kernels;
-use gpu_kernels::params::{FLAT_BLOCK, Q8_BLOCK, Q8_SUM, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
+use gpu_kernels::params::{FLAT_BLOCK, Q8_BLOCK, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
 
 use super::{Check, Result};
 use crate::gpu::device::Device;
 use crate::gpu::memory::Slice;
 
-/// Quantised activations `[rows, cols]`: `x[i] ≈ d[i / 32]·qs[i]`, and `s[i / 16] = d·Σ qs` over 16.
+/// Quantised activations `[rows, cols]`: `x[i] ≈ d[i / 16]·qs[i]`, and `s[i / 16] = d·Σ qs` over 16.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8<'a> {
     /// `[rows, cols]`.
     pub qs: Slice<'a, i8>,
-    /// `[rows, cols/32]`.
+    /// `[rows, cols/16]`.
     pub d: Slice<'a, f32>,
     /// `[rows, cols/16]`.
     pub s: Slice<'a, f32>,
@@ -24,11 +24,11 @@ pub struct Q8<'a> {
 impl Q8<'_> {
     /// Checks that there are `n_rows` rows, as the kernels want them.
     pub(super) fn check<D: Device>(&self, check: Check, device: &D, n_rows: u64) -> Result<()> {
-        check.that("qs", self.cols.is_multiple_of(Q8_BLOCK), "columns are no multiple of 32")?;
+        check.that("qs", self.cols.is_multiple_of(32), "columns are no multiple of 32")?;
         let per = |elems: u32| u64::from(self.cols / elems);
         check.rows("qs", self.qs, n_rows, per(1), per(1))?;
         check.rows("d", self.d, n_rows, per(Q8_BLOCK), per(Q8_BLOCK))?;
-        check.rows("s", self.s, n_rows, per(Q8_SUM), per(Q8_SUM))?;
+        check.rows("s", self.s, n_rows, per(Q8_BLOCK), per(Q8_BLOCK))?;
         check.aligned("qs", self.qs, 16)?;
         device.check_owner(self.qs)?;
         device.check_owner(self.d)?;
@@ -55,9 +55,9 @@ impl Q8<'_> {
         check.that("qs", !overlap, "outputs overlap")
     }
 
-    /// Bytes of `n` elements: one each, a scale for 32 and a sum for 16.
+    /// Bytes of `n` elements: one each, a scale and a sum for 16.
     pub(super) fn bytes(n: u64) -> u64 {
-        n * 11 / 8
+        n * 3 / 2
     }
 }
 
@@ -93,6 +93,6 @@ pub fn quantize_q8<D: Device>(device: &D, x: Slice<'_, f32>, x_stride: u32, out:
     // SAFETY: shapes, strides, alignment and overlap were checked above; the grid covers the columns; the kernel
     // waits for the grid ahead before it reads.
     unsafe { device.launch(kernels::quantize_q8, launch, args)? };
-    // Read f32; write a byte, and a scale for 32 and a sum for 16.
-    Ok(u64::from(rows) * u64::from(cols) * (4 + 1) + u64::from(rows) * u64::from(cols) * 3 / 8)
+    let n = u64::from(rows) * u64::from(cols);
+    Ok(4 * n + Q8::bytes(n))
 }

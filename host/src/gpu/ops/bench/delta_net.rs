@@ -67,7 +67,7 @@ impl<D: Device> Bench<'_, D> {
         let (out, norm) = (self.device.alloc_zeroed::<f32>(n * inner)?, self.floats(128)?);
         let (qs, scales, sums) = (
             self.device.alloc_zeroed::<i8>(n * inner)?,
-            self.device.alloc_zeroed::<f32>(n * inner / 32)?,
+            self.device.alloc_zeroed::<f32>(n * inner / 16)?,
             self.device.alloc_zeroed::<f32>(n * inner / 16)?,
         );
         let q8 = Q8 { qs: qs.slice(), d: scales.slice(), s: sums.slice(), cols: SHAPE.d_inner() };

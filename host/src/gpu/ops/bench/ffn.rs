@@ -89,8 +89,9 @@ impl<D: Device> Scratch<D> {
     /// Quantised activations from row `row` on, all rows as long as the longest.
     fn q8(&self, row: usize, rows: usize, cols: u32) -> Result<Q8<'_>> {
         let (from, n) = (row * REFERENCE.n_embd as usize, rows * cols as usize);
-        let (qs, d) = (self.qs.part(from..from + n)?, self.d.part(from / 32..(from + n) / 32)?);
-        Ok(Q8 { qs, d, s: self.s.part(from / 16..(from + n) / 16)?, cols })
+        let blocks = from / 16..(from + n) / 16;
+        let (d, s) = (self.d.part(blocks.clone())?, self.s.part(blocks)?);
+        Ok(Q8 { qs: self.qs.part(from..from + n)?, d, s, cols })
     }
 }
 
@@ -161,7 +162,7 @@ impl<D: Device> Bench<'_, D> {
             ids: self.device.alloc_zeroed((shape.layers * shape.n_used) as usize)?,
             weights: zeroed((shape.layers * shape.n_used) as usize)?,
             qs: self.device.alloc_zeroed(n)?,
-            d: zeroed(n / 32)?,
+            d: zeroed(n / 16)?,
             s: zeroed(n / 16)?,
         })
     }

@@ -24,7 +24,7 @@ struct Act<D: Device> {
 impl<D: Device> Act<D> {
     fn new(device: &D, rows: u32, cols: u32) -> Result<Self> {
         let n = rows as usize * cols as usize;
-        let (d, s) = (device.alloc_zeroed(n / 32)?, device.alloc_zeroed(n / 16)?);
+        let (d, s) = (device.alloc_zeroed(n / 16)?, device.alloc_zeroed(n / 16)?);
         Ok(Act { qs: device.alloc_zeroed(n)?, d, s, cols })
     }
 

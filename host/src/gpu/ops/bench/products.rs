@@ -27,7 +27,7 @@ struct X<D: Device> {
 impl<D: Device> X<D> {
     fn new(device: &D, rows: u32, cols: u32) -> Result<Self> {
         let n = rows as usize * cols as usize;
-        let (d, s) = (device.alloc_zeroed(n / 32)?, device.alloc_zeroed(n / 16)?);
+        let (d, s) = (device.alloc_zeroed(n / 16)?, device.alloc_zeroed(n / 16)?);
         let x = X { qs: device.alloc(n)?, d, s, bf16: device.alloc(n)?, cols };
         fill_random(device, x.qs.slice())?;
         fill_random(device, x.bf16.slice())?;
