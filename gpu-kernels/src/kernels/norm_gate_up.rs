@@ -115,7 +115,7 @@ unsafe fn norm_gate_up<F: FormatQ8, const R: usize, const S: usize>(
         let units = math::div_rem(p.rows / ROWS - block + blocks - 1, blocks).0;
         let items = Items { first: 0, stride: 1, end: units << passes_log2 };
         let ready = || {
-            let row = NormedRow::new(norm, p.cols, p.eps);
+            let row = NormedRow::<2, THREADS>::new(norm, p.cols, p.eps);
             pdl::grid_dependency_wait();
             pdl::launch_dependents();
             row.stage(norm, None, false)

@@ -178,7 +178,7 @@ unsafe fn ready(o: &Products, norm: &Norm, p: &NormMatvecsParams) -> StagedQuant
         if tile < p.tiles {
             raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows(tile), 0);
         }
-        let row = NormedRow::new(norm, p.cols, p.eps);
+        let row = NormedRow::<4, THREADS>::new(norm, p.cols, p.eps);
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
 

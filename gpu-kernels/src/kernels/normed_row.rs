@@ -9,8 +9,6 @@ use super::quantize_q8::quantized4;
 use super::rms_norm;
 use crate::params::Q8_BLOCK;
 
-/// Vectors of the row, and of the norm's weights, that a lane has in registers.
-const HELD: usize = 4;
 /// Where the row's integers lie in shared memory; before them, a word for each warp of the largest block.
 const QS: u32 = 32 * 4;
 
@@ -29,14 +27,14 @@ pub(super) struct Norm {
     pub(super) s: *mut f32,
 }
 
-/// A row whose norm's weights are under way.
-pub(super) struct NormedRow {
-    row: rms_norm::NormedRow<HELD>,
+/// A row whose norm's weights are under way: `HELD` vectors of each of the block's `THREADS` lanes are in registers.
+pub(super) struct NormedRow<const HELD: usize, const THREADS: u32> {
+    row: rms_norm::NormedRow<HELD, THREADS>,
     cols: u32,
     eps: f32,
 }
 
-impl NormedRow {
+impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     /// Loads the first of the norm's weights.
     ///
     /// # Safety

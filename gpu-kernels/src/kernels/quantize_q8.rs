@@ -1,9 +1,8 @@
 //! Activations to 8-bit integers: in every 16 consecutive elements of a row `d = max|x| / 127`,
 //! `qs[i] = round(x[i] / d)` and `s = d·Σ qs`.
 //!
-//! `d` is f32. `s` serves formats with a minimum or an
-//! offset: `Σ (d·q − m)·x = d·Σ q·x − m·Σ x`. A NaN or infinity in a block makes its `d` a NaN or its
-//! products NaN, so that it is not lost.
+//! `d` is f32. `s` serves formats with a minimum or an offset: `Σ (d·q − m)·x = d·Σ q·x − m·Σ x`. A NaN or infinity in a
+//! block makes its `d` one of them, so that it is not lost. Blocks of nothing above 2⁻¹¹⁹ count as zeros.
 
 use cuda_std::{pdl, prelude::*};
 
@@ -11,12 +10,6 @@ use crate::params::{Q8_BLOCK, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
 
 /// The largest integer: symmetric, so −128 is not used.
 const Q_MAX: f32 = 127.0;
-
-/// The larger of two, or NaN if either is. (`f32::max` would drop it.)
-#[inline(always)]
-fn max_nan(a: f32, b: f32) -> f32 {
-    if a > b || a.is_nan() { a } else { b }
-}
 
 /// Quantises `x: [rows, x_stride]`, `cols` elements of each row, to `qs: [rows, cols]`,
 /// `d: [rows, cols/16]`, `s: [rows, cols/16]`.
@@ -58,20 +51,30 @@ pub(crate) struct Quad {
 /// Every lane of the warp comes here, each four of them with consecutive elements, a multiple of 16 in the first.
 #[inline(always)]
 pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
-    let mut max = max_nan(max_nan(x[0].abs(), x[1].abs()), max_nan(x[2].abs(), x[3].abs()));
+    // 1.5·2²³: added to a number below 2²², it leaves the nearest integer in the low bits, ties to even.
+    const MAGIC: f32 = 12_582_912.0;
+    const MAGNITUDE: u32 = 0x7fff_ffff;
+    // As integers, magnitudes have the same order, and NaN is the largest: `max` of floats would lose it.
+    let mut max = 0;
+    for i in 0..4 {
+        max = u32::max(max, x[i].to_bits() & MAGNITUDE);
+    }
     // SAFETY: the caller's promise.
     unsafe {
-        max = max_nan(max, warp::shuffle_xor(max, 1));
-        max = max_nan(max, warp::shuffle_xor(max, 2));
+        max = max.max(warp::shuffle_xor(max, 1));
+        max = max.max(warp::shuffle_xor(max, 2));
 
-        let d = max / Q_MAX;
-        let inverse = if max == 0.0 { 0.0 } else { Q_MAX / max };
+        let d = f32::from_bits(max) * (1.0 / Q_MAX);
+        // One step of Newton's method makes an approximate reciprocal as good as a division. Where `d` has none that is
+        // finite, the integers are 0.
+        let near = math::rcp_ftz(d);
+        let inverse = if d < f32::MIN_POSITIVE { 0.0 } else { math::fma(near, math::fma(-d, near, 1.0), near) };
         // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
-        let q = x.map(|x| math::round_to_i32(x * inverse));
-        let mut sum = q[0] + q[1] + q[2] + q[3];
+        let qs = int8::pack_i8x4(x.map(|x| (x * inverse + MAGIC).to_bits().cast_signed()));
+        let mut sum = int8::dp4a(qs.cast_signed(), 0x0101_0101, 0);
         sum += warp::shuffle_xor(sum, 1);
         sum += warp::shuffle_xor(sum, 2);
-        Quad { qs: int8::pack_i8x4(q), d, s: d * sum as f32 }
+        Quad { qs, d, s: d * sum as f32 }
     }
 }
 

@@ -86,7 +86,7 @@ pub unsafe fn rms_norm_q8(
 ) {
     let first = thread::block_idx_x() as usize * n as usize;
     let y = y.add(first);
-    let row = NormedRow::<HELD>::new(w, n);
+    let row = NormedRow::<HELD, RMS_NORM_THREADS>::new(w, n);
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
     row.norm(x.add(first), eps, |at, live, v| {
@@ -100,16 +100,18 @@ pub unsafe fn rms_norm_q8(
     });
 }
 
-/// A row that a block norms: each of its first [`RMS_NORM_THREADS`] lanes takes every so many vectors of four elements,
-/// so that the sum has the same order in blocks of more.
-pub(super) struct NormedRow<const HELD: usize> {
+/// Vectors that a lane loads at once to sum their squares, where it finishes others.
+const SUMMED: usize = 4;
+
+/// A row that a block of `THREADS` lanes norms, of which each takes every so many vectors of four elements.
+pub(super) struct NormedRow<const HELD: usize, const THREADS: u32> {
     w: *const F32x4,
     n: u32,
     /// The weights of a lane's first vectors.
     held: [F32x4; HELD],
 }
 
-impl<const HELD: usize> NormedRow<HELD> {
+impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     /// Loads the first weights.
     ///
     /// # Safety
@@ -125,43 +127,50 @@ impl<const HELD: usize> NormedRow<HELD> {
     /// The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by shuffles.
     #[inline(always)]
     fn place(k: u32, n: u32) -> (usize, bool) {
-        let i = k * RMS_NORM_THREADS + thread::thread_idx_x();
-        (i.min(n / 4 - 1) as usize, i < n / 4 && thread::thread_idx_x() < RMS_NORM_THREADS)
+        let i = k * THREADS + thread::thread_idx_x();
+        (i.min(n / 4 - 1) as usize, i < n / 4)
     }
 
     /// Calls `finish` with each of the lane's normed vectors, behind the place of its first element and whether there
     /// is one.
     ///
     /// # Safety
-    /// The whole block comes here, of [`RMS_NORM_THREADS`] lanes at least, with a word of shared memory a warp that nobody
-    /// uses; `x` has `n` elements and is 16-byte aligned.
+    /// The whole block comes here, of `THREADS` lanes, a multiple of [`RMS_NORM_THREADS`], with a word of shared memory a
+    /// warp that nobody uses; `x` has `n` elements and is 16-byte aligned.
     #[inline(always)]
     pub(super) unsafe fn norm(&self, x: *const f32, eps: f32, mut finish: impl FnMut(u32, bool, F32x4)) {
         let (x, n) = (x.cast::<F32x4>(), self.n);
         // SAFETY: the vectors are in the row.
         let held: [F32x4; HELD] = core::array::from_fn(|k| unsafe { ld(x.add(Self::place(k as u32, n).0)) });
         let mut sum = 0.0;
-        for k in 0..HELD {
-            sum = if Self::place(k as u32, n).1 { add_squares(sum, held[k]) } else { sum };
-        }
-        let mut k = HELD as u32;
-        while k * RMS_NORM_THREADS < n / 4 {
-            let (at, live) = Self::place(k, n);
+        if THREADS == RMS_NORM_THREADS {
+            for k in 0..HELD {
+                sum = if Self::place(k as u32, n).1 { add_squares(sum, held[k]) } else { sum };
+            }
+        } else {
+            // The first lanes make the sum, so that it has the same order in every block.
+            let place = NormedRow::<SUMMED, RMS_NORM_THREADS>::place;
             // SAFETY: as above.
-            sum = if live { add_squares(sum, unsafe { ld(x.add(at)) }) } else { sum };
-            k += 1;
+            let summed: [F32x4; SUMMED] = core::array::from_fn(|k| unsafe { ld(x.add(place(k as u32, n).0)) });
+            for k in 0..SUMMED {
+                let live = place(k as u32, n).1 && thread::thread_idx_x() < RMS_NORM_THREADS;
+                sum = if live { add_squares(sum, summed[k]) } else { sum };
+            }
         }
+        let first = RMS_NORM_THREADS * if THREADS == RMS_NORM_THREADS { HELD } else { SUMMED } as u32;
+        // SAFETY: as above.
+        sum = unsafe { squares(sum, x, n, first) };
         // SAFETY: the caller's promise.
         let scale = unsafe { scale(sum, n, eps) };
 
         for k in 0..HELD {
             let (at, live) = Self::place(k as u32, n);
-            if k as u32 * RMS_NORM_THREADS < n / 4 {
+            if k as u32 * THREADS < n / 4 {
                 finish(4 * at as u32, live, scaled(held[k], scale, self.held[k]));
             }
         }
         let mut k = HELD as u32;
-        while k * RMS_NORM_THREADS < n / 4 {
+        while k * THREADS < n / 4 {
             let (at, live) = Self::place(k, n);
             // SAFETY: as above.
             let (v, w) = unsafe { (ld(x.add(at)), ld(self.w.add(at))) };
@@ -169,6 +178,23 @@ impl<const HELD: usize> NormedRow<HELD> {
             k += 1;
         }
     }
+}
+
+/// `sum + Σ v²` over every [`RMS_NORM_THREADS`]th vector `v` from the lane's after `first` on; of lanes past that number
+/// `sum`.
+///
+/// # Safety
+/// `x` has `n` elements.
+#[inline(always)]
+unsafe fn squares(mut sum: f32, x: *const F32x4, n: u32, first: u32) -> f32 {
+    let lane = thread::thread_idx_x();
+    let mut i = if lane < RMS_NORM_THREADS { first + lane } else { n / 4 };
+    while i < n / 4 {
+        // SAFETY: `i` is below the row's vectors.
+        sum = add_squares(sum, unsafe { ld(x.add(i as usize)) });
+        i += RMS_NORM_THREADS;
+    }
+    sum
 }
 
 /// `sum + Σ v²`.
@@ -183,13 +209,8 @@ fn add_squares(sum: f32, v: F32x4) -> f32 {
 /// The whole block comes here, with [`RMS_NORM_SHARED_BYTES`] of shared memory; the row has `n` elements.
 #[inline(always)]
 unsafe fn row_scale(x: *const F32x4, n: u32, eps: f32) -> f32 {
-    let mut sum = 0.0;
-    let mut i = thread::thread_idx_x();
-    while i < n / 4 {
-        // SAFETY: `i` is below the row's vectors.
-        sum = add_squares(sum, unsafe { ld(x.add(i as usize)) });
-        i += RMS_NORM_THREADS;
-    }
+    // SAFETY: the caller's promise.
+    let sum = unsafe { squares(0.0, x, n, 0) };
     // SAFETY: the caller's promise.
     unsafe { scale(sum, n, eps) }
 }

@@ -57,6 +57,18 @@ devices! {
         assert!(got.qs.iter().all(|&q| q == 0) && got.d == [0.0; 4] && got.s == [0.0; 4]);
     }
 
+    /// Of numbers whose scale has no finite reciprocal, none is lost that a product could show.
+    fn quantize_q8_of_tiny_numbers_is_zero_or_right(device) {
+        for exponent in [-149, -130, -126, -120, -119, -118, -100, 100, 127] {
+            let max = 2f32.powi(exponent);
+            let got = run(device, &[max; 32], 1, 32, 32);
+            let value = f64::from(got.d[0]) * f64::from(got.qs[0]);
+            let error = (value - f64::from(max)).abs();
+            assert!(error <= 2f64.powi(-119) || error <= f64::from(max) * 2f64.powi(-22), "2^{exponent}: {value:e}");
+            assert!(got.qs.iter().all(|&q| q == 0 || q == 127) && got.s[0].is_finite(), "2^{exponent}: {:?}", got.qs);
+        }
+    }
+
     fn quantize_q8_uses_the_whole_range(device) {
         let mut x = [0.0; 32];
         (x[3], x[15], x[17]) = (-2.54, 1.27, 1e-3);
