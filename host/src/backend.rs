@@ -114,6 +114,11 @@ pub trait Backend: Sized + Send {
     fn take_profile(&mut self) -> Result<Option<Measured>> {
         Ok(None)
     }
+    /// By how much the logit of an expert that was chosen was above that of one that was not, at least, in all routers'
+    /// rows since the last call; `None` where there was none, or the backend does not say.
+    fn take_narrowest_choice(&mut self) -> Option<f32> {
+        None
+    }
 
     // --- the next token, where a backend chooses it ------------------------------------------------
 

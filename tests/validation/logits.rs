@@ -61,6 +61,27 @@ fn a_prompt_may_come_whole_in_chunks_or_token_by_token() {
     }
 }
 
+/// Models with experts tell how near to another choice they were: the same in one step as in many.
+#[test]
+fn the_narrowest_choice_of_experts_is_told() {
+    for case in tiny_cases() {
+        let mut session = session(&case.model, case.n_pages(), 64);
+        let has_experts = session.config().moe.is_some();
+        case.logits(&mut session, 64).expect("the model runs");
+        let whole = session.take_narrowest_choice();
+        assert_eq!(session.take_narrowest_choice(), None, "{}: taken", case.name);
+        let mut narrowest: Option<f32> = None;
+        for position in 0..case.tokens.len() {
+            case.step(&mut session, position).expect("the model runs");
+            let step = session.take_narrowest_choice();
+            assert_eq!(step.is_some(), has_experts, "{} at {position}", case.name);
+            assert!(step.is_none_or(|lead| lead >= 0.0), "{} at {position}: {step:?}", case.name);
+            narrowest = narrowest.map_or(step, |narrowest| step.map(|step| step.min(narrowest)));
+        }
+        assert_eq!(narrowest, whole, "{}", case.name);
+    }
+}
+
 /// Two sequences that start and end at different times share batches, with their pages interleaved.
 #[test]
 fn sequences_in_one_batch_do_not_touch_each_other() {

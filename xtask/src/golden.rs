@@ -15,7 +15,7 @@ use host::cpu::dequant::dequantize_row;
 use host::engine::{self, DeviceChoice};
 use host::gguf::Gguf;
 use host::gpu::BackendOptions;
-use host::model::distance::Distance;
+use host::model::distance::{Distance, relative_l2};
 use host::model::golden::{self, Case, Expected, Report};
 use host::model::{Executor, Limits};
 use serde::Deserialize;
@@ -29,6 +29,9 @@ const MAX_LOGIT_ERROR: f64 = 1e-3;
 /// Relative L2 with int8 activations, for the models of random weights: a product in blocks of 16 is off by about
 /// 2⁻⁸, and the layers' errors add up like noise.
 const MAX_INT8_RELATIVE_L2: f64 = 0.1;
+/// Difference of two experts' router logits up to which that noise may choose the other: it moves a router's logit by
+/// 0.004 to 0.017 in these models (root mean square). A position at which this happens is no farther off for any fault.
+const NEAR_TIE: f32 = 0.03;
 /// Rows of a batch.
 const N_BATCH: u32 = 64;
 /// The emulated device runs every lane of every kernel as a program of its own.
@@ -175,12 +178,33 @@ impl Checks {
                     self.say(is_good, &what, &format!("{worst}, {}", greedy(&[(case.clone(), report)])));
                 }
                 Form::Int8 => {
-                    let is_good = distance.worst_relative_l2 <= MAX_INT8_RELATIVE_L2;
-                    self.say(is_good, &what, &format!("{worst}, {}", closeness(&distance)));
+                    let rows = logits.chunks_exact(n_vocab).zip(expected.chunks_exact(n_vocab));
+                    let far: Vec<bool> = rows.map(|(a, b)| !(relative_l2(a, b) <= MAX_INT8_RELATIVE_L2)).collect();
+                    let n_far = far.iter().filter(|far| **far).count();
+                    let n_ties = if n_far == 0 { 0 } else { self.near_ties(&case, &far)? };
+                    let is_good = n_ties == n_far && !distance.worst_relative_l2.is_nan();
+                    let ties = if n_far == 0 {
+                        String::new()
+                    } else {
+                        format!(", {n_ties} of {n_far} beyond {MAX_INT8_RELATIVE_L2} where experts are near equals")
+                    };
+                    self.say(is_good, &what, &format!("{worst}{ties}, {}", closeness(&distance)));
                 }
             }
         }
         Ok(())
+    }
+
+    /// How many of the positions that are `far` off have a router that, in f32, chose between near equals.
+    fn near_ties(&self, case: &Case, far: &[bool]) -> Result<usize> {
+        let mut truth = self.load(&DeviceChoice::Cpu, std::slice::from_ref(case), Form::Exact)?;
+        let mut n = 0;
+        for (position, far) in far.iter().enumerate() {
+            case.step(truth.as_mut(), position)?;
+            let lead = truth.take_narrowest_choice();
+            n += usize::from(*far && lead.is_some_and(|lead| lead <= NEAR_TIE));
+        }
+        Ok(n)
     }
 
     /// A trained model's prompts.

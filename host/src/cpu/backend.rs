@@ -86,6 +86,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn take_narrowest_choice(&mut self) -> Option<f32> {
+        self.narrowest_choice.take()
+    }
+
     fn run<R: Send>(&mut self, step: impl FnOnce(&mut Self) -> R + Send) -> R {
         // From a thread of the pool, work is shared without waking and waiting for it at every operation.
         rayon::scope(move |_| step(self))
@@ -259,6 +263,9 @@ impl Backend for CpuBackend {
                 *logit += bias;
             }
             routes.choose(m, &logits, rule);
+            if let Some(lead) = routes.lead(m, &logits) {
+                self.narrowest_choice = Some(self.narrowest_choice.map_or(lead, |narrowest| narrowest.min(lead)));
+            }
         }
         Ok(())
     }

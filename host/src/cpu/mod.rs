@@ -29,12 +29,14 @@ pub struct CpuBackend {
     file: Arc<Gguf>,
     /// Intermediate results of operations whose tasks write in another order than their output has.
     scratch: Vec<f32>,
+    /// Of [`Backend::take_narrowest_choice`](api::Backend::take_narrowest_choice).
+    narrowest_choice: Option<f32>,
 }
 
 impl CpuBackend {
     /// A backend for the model in `file`.
     pub fn new(file: Arc<Gguf>) -> CpuBackend {
-        CpuBackend { file, scratch: Vec::new() }
+        CpuBackend { file, scratch: Vec::new(), narrowest_choice: None }
     }
 }
 

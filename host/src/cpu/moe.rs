@@ -38,6 +38,14 @@ impl Routes {
         }
     }
 
+    /// By how much the last chosen expert's logit is above the best of those that row `m` did not choose, if any.
+    pub(super) fn lead(&self, m: usize, logits: &[f32]) -> Option<f32> {
+        let experts = &self.experts[m * self.n_used..(m + 1) * self.n_used];
+        let last = logits[*experts.last()? as usize];
+        let left = logits.iter().enumerate().filter(|(e, _)| !experts.contains(&(*e as u32)));
+        left.map(|(_, logit)| last - logit).reduce(f32::min)
+    }
+
     /// The first `n_routes` routes sorted by expert, and for each expert that has any its range in them.
     pub(super) fn by_expert(&self, n_routes: usize) -> (Vec<usize>, Vec<(usize, Range<usize>)>) {
         let mut order: Vec<usize> = (0..n_routes).collect();

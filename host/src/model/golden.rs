@@ -206,16 +206,33 @@ impl Case {
     pub fn logits(&self, executor: &mut dyn Executor, chunk: usize) -> Result<Vec<f32>, GoldenError> {
         let limits = executor.limits();
         let chunk = chunk.min(limits.n_batch as usize).min(limits.n_outputs as usize);
-        let pages: Vec<u32> = (0..self.n_pages()).collect();
         let (mut all, mut logits) = (Vec::new(), Vec::new());
         for (i, tokens) in self.tokens.chunks(chunk).enumerate() {
-            let rows = tokens.len() as u32;
-            let span = Span { slot: 0, start: (i * chunk) as u32, rows, pages: pages.clone() };
-            let batch = Batch { tokens: tokens.to_vec(), spans: vec![span], outputs: (0..rows).collect() };
-            executor.forward(&batch, &mut logits)?;
+            self.forward(executor, tokens, i * chunk, &mut logits)?;
             all.extend_from_slice(&logits);
         }
         Ok(all)
+    }
+
+    /// Runs the token at `position` alone, after those before it, as [`run`](Case::run) with chunks of one does.
+    ///
+    /// # Errors
+    /// If the executor fails.
+    pub fn step(&self, executor: &mut dyn Executor, position: usize) -> Result<(), GoldenError> {
+        self.forward(executor, &self.tokens[position..][..1], position, &mut Vec::new())
+    }
+
+    fn forward(
+        &self,
+        executor: &mut dyn Executor,
+        tokens: &[u32],
+        start: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), GoldenError> {
+        let (rows, pages) = (tokens.len() as u32, (0..self.n_pages()).collect());
+        let span = Span { slot: 0, start: start as u32, rows, pages };
+        let batch = Batch { tokens: tokens.to_vec(), spans: vec![span], outputs: (0..rows).collect() };
+        Ok(executor.forward(&batch, logits)?)
     }
 
     /// Compares logits of every position with the expected ones.

@@ -96,6 +96,11 @@ pub trait Executor: Send {
     fn take_profile(&mut self) -> Result<Option<Measured>> {
         Ok(None)
     }
+    /// By how much the logit of an expert that was chosen was above that of one that was not, at least, in all layers and
+    /// rows since the last call; `None` where there was none, or the device does not say.
+    fn take_narrowest_choice(&mut self) -> Option<f32> {
+        None
+    }
 }
 
 /// A model, its cache and its activations on a backend.
@@ -286,6 +291,10 @@ impl<B: Backend> Executor for Session<B> {
 
     fn take_profile(&mut self) -> Result<Option<Measured>> {
         self.backend.take_profile()
+    }
+
+    fn take_narrowest_choice(&mut self) -> Option<f32> {
+        self.backend.take_narrowest_choice()
     }
 
     fn hidden(&mut self, batch: &Batch, out: &mut Vec<f32>) -> Result {
