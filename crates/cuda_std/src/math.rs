@@ -41,6 +41,16 @@ mod imp {
     approx!(tanh, "tanh.approx.f32");
 
     #[inline(always)]
+    pub(super) fn mul_rn(a: f32, b: f32) -> f32 {
+        let y;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            asm!("mul.rn.f32 {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, options(pure, nomem, nostack));
+        }
+        y
+    }
+
+    #[inline(always)]
     pub(super) fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
         let d;
         // SAFETY: arithmetic on registers.
@@ -110,6 +120,9 @@ mod imp {
     pub(super) fn rsqrt(x: f32) -> f32 {
         (1.0 / f64::from(x).sqrt()) as f32
     }
+    pub(super) fn mul_rn(a: f32, b: f32) -> f32 {
+        a * b
+    }
     pub(super) fn rcp(x: f32) -> f32 {
         1.0 / x
     }
@@ -138,8 +151,10 @@ macro_rules! functions {
 }
 
 functions! {
-    /// `a·b + c`, rounded once. The compiler contracts nothing by itself.
+    /// `a·b + c`, rounded once.
     fma(a, b, c) = fma;
+    /// `a·b`, rounded, whatever follows: the device's compiler makes a plain product and the sum it goes into one `fma`.
+    mul_rn(a, b) = mul_rn;
     /// `√x`, correctly rounded.
     sqrt(x) = sqrt;
     /// The nearest integer, ties to even.

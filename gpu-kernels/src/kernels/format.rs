@@ -203,22 +203,33 @@ pub(crate) fn signed_bytes(word: u32) -> [f32; 4] {
     word.to_le_bytes().map(|byte| f32::from(byte.cast_signed()))
 }
 
-/// Sixteen products of signed bytes, summed: `Σ a[i]·b[i]`.
+/// 1.5·2²³: an f32 whose neighbours up to 2²² away are the integers. Its bits and its value grow by one together.
+const MAGIC: f32 = 12_582_912.0;
+
+/// Sixteen products of signed bytes, summed: `Σ a[i]·b[i]`, exactly. The conversion to f32 is saved, as the sum starts at
+/// the bits of [`MAGIC`].
 #[inline(always)]
-pub(crate) fn dot16(a: [u32; 4], b: &[u32; 4]) -> i32 {
-    let mut sum = 0;
+pub(crate) fn dot16(a: [u32; 4], b: &[u32; 4]) -> f32 {
+    let mut sum = MAGIC.to_bits().cast_signed();
     for i in 0..4 {
         sum = int8::dp4a(a[i].cast_signed(), b[i].cast_signed(), sum);
     }
-    sum
+    f32::from_bits(sum.cast_unsigned()) - MAGIC
 }
 
-/// Sixteen products of unsigned bytes `a` and signed bytes `b`, summed.
+/// Sixteen products of unsigned bytes `a` and signed bytes `b`, summed likewise.
 #[inline(always)]
-pub(crate) fn dot16_unsigned(a: [u32; 4], b: &[u32; 4]) -> i32 {
-    let mut sum = 0;
+pub(crate) fn dot16_unsigned(a: [u32; 4], b: &[u32; 4]) -> f32 {
+    let mut sum = MAGIC.to_bits().cast_signed();
     for i in 0..4 {
         sum = int8::dp4a_us(a[i], b[i].cast_signed(), sum);
     }
-    sum
+    f32::from_bits(sum.cast_unsigned()) - MAGIC
+}
+
+/// Byte `i` of a word as f32: put into the low bits of 2²³.
+#[inline(always)]
+pub(crate) fn byte(word: u32, i: u32) -> f32 {
+    const TWO_23: f32 = 8_388_608.0;
+    f32::from_bits(int8::prmt(word, TWO_23.to_bits(), 0x7650 | i)) - TWO_23
 }

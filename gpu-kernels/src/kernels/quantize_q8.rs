@@ -10,6 +10,8 @@ use crate::params::{Q8_BLOCK, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
 
 /// The largest integer: symmetric, so −128 is not used.
 const Q_MAX: f32 = 127.0;
+/// A block of nothing as large as this, 2⁻¹¹⁹, counts as zeros: its scale has no finite reciprocal.
+const MIN_MAX: f32 = f32::from_bits((127 - 119) << 23);
 
 /// Quantises `x: [rows, x_stride]`, `cols` elements of each row, to `qs: [rows, cols]`,
 /// `d: [rows, cols/16]`, `s: [rows, cols/16]`.
@@ -64,18 +66,27 @@ pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
         max = max.max(warp::shuffle_xor(max, 1));
         max = max.max(warp::shuffle_xor(max, 2));
 
-        let d = f32::from_bits(max) * (1.0 / Q_MAX);
-        // One step of Newton's method makes an approximate reciprocal as good as a division. Where `d` has none that is
-        // finite, the integers are 0.
-        let near = math::rcp_ftz(d);
-        let inverse = if d < f32::MIN_POSITIVE { 0.0 } else { math::fma(near, math::fma(-d, near, 1.0), near) };
+        let max = f32::from_bits(max);
+        // `max / 127` and `127 / max`, both rounded as divisions are, without their branches for numbers that are not here:
+        // where `127 / max` is not finite, the integers are 0; and of a fourth of `max` the reciprocal is always normal.
+        let d = quotient(max, Q_MAX, 1.0 / Q_MAX);
+        let near = math::rcp_ftz(max / 4.0);
+        let reciprocal = math::fma(near, math::fma(-max / 4.0, near, 1.0), near);
+        let inverse = if max < MIN_MAX { 0.0 } else { quotient(Q_MAX / 4.0, max / 4.0, reciprocal) };
         // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
-        let qs = int8::pack_i8x4(x.map(|x| (x * inverse + MAGIC).to_bits().cast_signed()));
+        let qs = int8::pack_i8x4(x.map(|x| (math::mul_rn(x, inverse) + MAGIC).to_bits().cast_signed()));
         let mut sum = int8::dp4a(qs.cast_signed(), 0x0101_0101, 0);
         sum += warp::shuffle_xor(sum, 1);
         sum += warp::shuffle_xor(sum, 2);
         Quad { qs, d, s: d * sum as f32 }
     }
+}
+
+/// `a / b` by a reciprocal of `b`, with one correction.
+#[inline(always)]
+fn quotient(a: f32, b: f32, reciprocal: f32) -> f32 {
+    let near = a * reciprocal;
+    math::fma(math::fma(-b, near, a), reciprocal, near)
 }
 
 /// [`quantized4`], stored at element `at` of `qs` where `live`. Rows follow each other without a gap, so `at` counts

@@ -59,7 +59,7 @@ devices! {
 
     /// Of numbers whose scale has no finite reciprocal, none is lost that a product could show.
     fn quantize_q8_of_tiny_numbers_is_zero_or_right(device) {
-        for exponent in [-149, -130, -126, -120, -119, -118, -100, 100, 127] {
+        for exponent in [-149, -130, -126, -120, -119, -118, -100, 100, 123] {
             let max = 2f32.powi(exponent);
             let got = run(device, &[max; 32], 1, 32, 32);
             let value = f64::from(got.d[0]) * f64::from(got.qs[0]);

@@ -84,7 +84,7 @@ impl Raw {
     /// `Σ q·x + more` over the block, without the weights' scale.
     #[inline(always)]
     fn dot(&self, x: &[Q8Run; 2], more: f32) -> f32 {
-        let run = |r: usize| dot16([0, 1, 2, 3].map(|i| self.word(i, r)), &x[r].qs) as f32;
+        let run = |r: usize| dot16([0, 1, 2, 3].map(|i| self.word(i, r)), &x[r].qs);
         math::fma(run(0), x[0].d, math::fma(run(1), x[1].d, more))
     }
 }

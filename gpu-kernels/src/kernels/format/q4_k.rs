@@ -7,7 +7,7 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, high_nibbles_16,
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, byte, dot16, dot16_unsigned, high_nibbles, high_nibbles_16,
     low_nibbles, select, unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
@@ -27,8 +27,8 @@ pub struct Raw {
 pub(super) struct Scales {
     pub(super) d: f32,
     pub(super) dmin: f32,
-    pub(super) sc: [u32; 2],
-    pub(super) mn: [u32; 2],
+    /// The two scales, then the two minimums: a byte each.
+    bytes: u32,
 }
 
 impl Scales {
@@ -36,41 +36,47 @@ impl Scales {
     ///
     /// `scales` is three words. Sub-blocks 0 to 3 have their scales in the low six bits of word 0's
     /// bytes and their minimums in word 1's; the others have four bits of each in word 2 (scales low,
-    /// minimums high) and the top two in the two spare bits of words 0 and 1. Both sub-blocks are
-    /// unpacked at once, in the low bytes of a word, and what differs between the cases is picked, not
-    /// branched on: neighbouring lanes take different cases, and a branch would keep the loads of later
-    /// chunks from being issued ahead.
+    /// minimums high) and the top two in the two spare bits of words 0 and 1. All four fields are unpacked at once, and
+    /// what differs between the cases is picked, not branched on: neighbouring lanes take different cases, and a branch
+    /// would keep the loads of later chunks from being issued ahead.
     #[inline(always)]
     pub(super) fn unpack(head: U32x4, pair: u32) -> Self {
-        let shift = (pair & 1) * 16;
-        let (a, b, c) = (head.y >> shift, head.z >> shift, head.w >> shift);
+        let halves = select(pair & 1 == 0, 0x5410, 0x7632);
+        let six = int8::prmt(head.y, head.z, halves);
+        let four = int8::prmt(head.w, head.w >> 4, halves);
         let first = pair < 2;
-        let (low, high) = (select(first, 0x3f3f, 0x0f0f), select(first, 0, 0x3030));
-        let sc = select(first, a, c) & low | a >> 2 & high;
-        let mn = select(first, b, c >> 4) & low | b >> 2 & high;
+        let (low, high) = (select(first, 0x3f3f_3f3f, 0x0f0f_0f0f), select(first, 0, 0x3030_3030));
         Self {
             d: convert::f16_to_f32(head.x as u16),
             dmin: convert::f16_to_f32((head.x >> 16) as u16),
-            sc: [sc & 0xff, sc >> 8 & 0xff],
-            mn: [mn & 0xff, mn >> 8 & 0xff],
+            bytes: select(first, six, four) & low | six >> 2 & high,
         }
     }
 
-    /// `Σ (d·sc·q − dmin·mn)·x` over two runs of 16, one in each sub-block, from their `Σ q·x`, where the
-    /// second is given `high_factor` times. The integer products stay below 2^25.
     #[inline(always)]
-    pub(super) fn combine(&self, low: i32, high: i32, x: &[Q8Run; 2], high_factor: f32) -> f32 {
-        let low = (low * self.sc[0].cast_signed()) as f32;
-        let high = (high * self.sc[1].cast_signed()) as f32;
+    fn sc(&self, half: usize) -> f32 {
+        byte(self.bytes, half as u32)
+    }
+
+    #[inline(always)]
+    fn mn(&self, half: usize) -> f32 {
+        byte(self.bytes, half as u32 + 2)
+    }
+
+    /// `Σ (d·sc·q − dmin·mn)·x` over two runs of 16, one in each sub-block, from their `Σ q·x`, where the
+    /// second is given `high_factor` times.
+    #[inline(always)]
+    pub(super) fn combine(&self, low: f32, high: f32, x: &[Q8Run; 2], high_factor: f32) -> f32 {
+        let (low, high) = (low * self.sc(0), high * self.sc(1));
         let scaled = math::fma(low, x[0].d, high * (x[1].d / high_factor));
-        let minimums = math::fma(self.mn[0] as f32, x[0].s, self.mn[1] as f32 * x[1].s);
+        let minimums = math::fma(self.mn(0), x[0].s, self.mn(1) * x[1].s);
         math::fma(self.d, scaled, -(self.dmin * minimums))
     }
 
     /// What multiplies a value of sub-block `half` of the two, and what is subtracted from it.
     #[inline(always)]
     pub(super) fn scale(&self, half: usize) -> [f32; 2] {
-        [self.d * self.sc[half] as f32, self.dmin * self.mn[half] as f32]
+        [self.d * self.sc(half), self.dmin * self.mn(half)]
     }
 
     /// The factors of bf16 products of the four sub-blocks from `first` on, 0 or 4.

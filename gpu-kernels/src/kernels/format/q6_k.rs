@@ -9,8 +9,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, high_nibbles, low_nibbles, unsigned_bytes,
-    wide,
+    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, byte, centred, dot16, high_nibbles, low_nibbles,
+    unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
 
@@ -43,7 +43,7 @@ fn values(ql: u32, qh: u32, phase: u32) -> [u32; 2] {
 #[inline(always)]
 fn scale(raw: &Raw, phase: u32, run: usize) -> f32 {
     let four = if run == 0 { raw.scales.x } else { raw.scales.y };
-    f32::from(((four >> (phase % 4 * 8)) as u8).cast_signed())
+    byte(four ^ 0x8080_8080, phase % 4) - 128.0
 }
 
 impl Format for Q6K {
@@ -86,7 +86,7 @@ impl FormatQ8 for Q6K {
         let words = [0, 1, 2, 3].map(|i| words(raw, i, phase));
         let run = |r: usize| {
             let dot = dot16(words.map(|word| word[r]), &x[r].qs);
-            scale(raw, phase, r) * math::fma(dot as f32, x[r].d, -32.0 * x[r].s)
+            scale(raw, phase, r) * math::fma(dot, x[r].d, -32.0 * x[r].s)
         };
         convert::f16_to_f32(raw.d) * (run(0) + run(1))
     }

@@ -44,7 +44,7 @@ impl Format for Q8_0 {
 impl FormatQ8 for Q8_0 {
     #[inline(always)]
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
-        dot16(raw.qs.to_array(), &x[0].qs) as f32 * (convert::f16_to_f32(raw.d) * x[0].d)
+        dot16(raw.qs.to_array(), &x[0].qs) * (convert::f16_to_f32(raw.d) * x[0].d)
     }
 }
 
