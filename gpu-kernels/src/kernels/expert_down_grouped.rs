@@ -184,8 +184,8 @@ macro_rules! entries {
 // In brackets, chunks of a row that a lane loads for one token before it uses the first, and rows that it computes
 // together for most; then the same for a shared expert of the type.
 entries! {
-    Q4K [2 4] [2 2]: expert_down_grouped_q4_k expert_down_grouped_q4_k_q8_0;
-    Q5K [1 4] [1 2]: expert_down_grouped_q5_k expert_down_grouped_q5_k_q8_0;
+    Q4K [2 2] [2 2]: expert_down_grouped_q4_k expert_down_grouped_q4_k_q8_0;
+    Q5K [1 2] [1 2]: expert_down_grouped_q5_k expert_down_grouped_q5_k_q8_0;
     Q6K [1 2] [1 2]: expert_down_grouped_q6_k expert_down_grouped_q6_k_q8_0;
     Q4_0 [2 2] [2 2]: expert_down_grouped_q4_0 expert_down_grouped_q4_0_q8_0;
     Q4_1 [2 2] [2 2]: expert_down_grouped_q4_1 expert_down_grouped_q4_1_q8_0;

@@ -213,7 +213,7 @@ entries! {
     Q5K [1 2]: gate_up_grouped_q5_k gate_up_grouped_q5_k_q8_0;
     Q6K [1 2]: gate_up_grouped_q6_k gate_up_grouped_q6_k_q8_0;
     Q4_0 [2 4]: gate_up_grouped_q4_0 gate_up_grouped_q4_0_q8_0;
-    Q4_1 [2 4]: gate_up_grouped_q4_1 gate_up_grouped_q4_1_q8_0;
+    Q4_1 [2 2]: gate_up_grouped_q4_1 gate_up_grouped_q4_1_q8_0;
     Q5_0 [1 4]: gate_up_grouped_q5_0 gate_up_grouped_q5_0_q8_0;
     Q5_1 [1 2]: gate_up_grouped_q5_1 gate_up_grouped_q5_1_q8_0;
     Mxfp4 [2 2]: gate_up_grouped_mxfp4 gate_up_grouped_mxfp4_q8_0;

@@ -155,7 +155,7 @@ macro_rules! entries {
 }
 
 entries! {
-    Q4K[2 1][4 2 2 2]: matmul_q4_k_n8 matmul_q4_k_n16 matmul_q4_k_n32 matmul_q4_k_n64 matmul_q4_k_n128;
+    Q4K[2 1][3 2 2 2]: matmul_q4_k_n8 matmul_q4_k_n16 matmul_q4_k_n32 matmul_q4_k_n64 matmul_q4_k_n128;
     Q5K[2 1][3 2 2 1]: matmul_q5_k_n8 matmul_q5_k_n16 matmul_q5_k_n32 matmul_q5_k_n64 matmul_q5_k_n128;
     Q6K[2 1][4 2 2 1]: matmul_q6_k_n8 matmul_q6_k_n16 matmul_q6_k_n32 matmul_q6_k_n64 matmul_q6_k_n128;
     Q8_0[4 2][3 2 2 2]: matmul_q8_0_n8 matmul_q8_0_n16 matmul_q8_0_n32 matmul_q8_0_n64 matmul_q8_0_n128;
