@@ -12,8 +12,16 @@ use crate::workspace;
 /// Kernels that may use local memory or spill registers, for which target, and the reason. A kernel that is not
 /// here and does either fails the command.
 const MAY_USE_LOCAL: [(&str, &str, &str); 2] = [
-    ("gate_up_q4_k", "sm_80", "16 bytes, touched a few times a block; half the chunks in flight would cost the other targets more"),
-    ("expert_down_q5_k", "sm_80", "8 bytes, touched a few times a block; fewer blocks a multiprocessor would cost more"),
+    (
+        "gate_up_q4_k",
+        "sm_80",
+        "16 bytes, touched a few times a block; half the chunks in flight would cost the other targets more",
+    ),
+    (
+        "expert_down_q5_k",
+        "sm_80",
+        "8 bytes, touched a few times a block; fewer blocks a multiprocessor would cost more",
+    ),
 ];
 
 #[derive(clap::Args)]
