@@ -179,7 +179,8 @@ impl Checks {
                 }
                 Form::Int8 => {
                     let rows = logits.chunks_exact(n_vocab).zip(expected.chunks_exact(n_vocab));
-                    let far: Vec<bool> = rows.map(|(a, b)| !(relative_l2(a, b) <= MAX_INT8_RELATIVE_L2)).collect();
+                    let is_far = |distance: f64| distance.is_nan() || distance > MAX_INT8_RELATIVE_L2;
+                    let far: Vec<bool> = rows.map(|(a, b)| is_far(relative_l2(a, b))).collect();
                     let n_far = far.iter().filter(|far| **far).count();
                     let n_ties = if n_far == 0 { 0 } else { self.near_ties(&case, &far)? };
                     let is_good = n_ties == n_far && !distance.worst_relative_l2.is_nan();
