@@ -30,7 +30,7 @@ const MAX_LOGIT_ERROR: f64 = 1e-3;
 /// 2⁻⁸, and the layers' errors add up like noise.
 const MAX_INT8_RELATIVE_L2: f64 = 0.1;
 /// Difference of two experts' router logits up to which that noise may choose the other: it moves a router's logit by
-/// 0.004 to 0.017 in these models (root mean square). A position at which this happens is no farther off for any fault.
+/// 0.004 to 0.017 in these models (root mean square). Where another expert was chosen, the distance is that of two experts.
 const NEAR_TIE: f32 = 0.03;
 /// Rows of a batch.
 const N_BATCH: u32 = 64;
