@@ -20,6 +20,8 @@ pub const FLAT_BLOCK: u32 = 256;
 pub const QUANTIZE_Q8_LANE_ELEMS: u32 = 4;
 /// Elements that share a scale and a sum in quantised activations.
 pub const Q8_BLOCK: u32 = 16;
+/// What the elements of a quantised row are a multiple of: a block of most weight types.
+pub const Q8_COLS: u32 = 2 * Q8_BLOCK;
 
 /// Lanes of a `read_sweep` block.
 pub const READ_SWEEP_BLOCK: u32 = 256;

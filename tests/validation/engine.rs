@@ -15,7 +15,7 @@ use host::engine::{
 };
 use host::gguf::Gguf;
 use host::model::config::Config;
-use host::model::session::Limits;
+use host::model::executor::Limits;
 
 use crate::checkout;
 

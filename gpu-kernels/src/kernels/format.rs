@@ -204,7 +204,7 @@ pub(crate) fn signed_bytes(word: u32) -> [f32; 4] {
 }
 
 /// 1.5·2²³: an f32 whose neighbours up to 2²² away are the integers. Its bits and its value grow by one together.
-const MAGIC: f32 = 12_582_912.0;
+pub(in crate::kernels) const MAGIC: f32 = 12_582_912.0;
 
 /// Sixteen products of signed bytes, summed: `Σ a[i]·b[i]`, exactly. The conversion to f32 is saved, as the sum starts at
 /// the bits of [`MAGIC`].

@@ -19,14 +19,14 @@ use super::matvec::{Lane, Operand, Quantized, group_sum};
 use super::quantize_q8::quantize4;
 use super::softmax_topk::{FEW, SoftmaxTopkParams, choose};
 use crate::layout::MAX_PLANES;
-use crate::params::WARP;
+use crate::params::{Q8_COLS, WARP};
 
 /// Lanes of a block: 16 warps take its 64 rows at once, four each.
 pub const THREADS: u32 = 512;
 /// The same where there are more blocks than multiprocessors: one block's loads run beside another's arithmetic.
 pub const THREADS_CROWDED: u32 = 256;
 /// Rows of each matrix that a block computes.
-pub const ROWS: u32 = 32;
+pub const ROWS: u32 = Q8_COLS;
 /// Shared memory: a sum for each row of both, and the expert.
 pub const SHARED_BYTES: u32 = (2 * ROWS + 1) * 4;
 /// The most experts to choose from.

@@ -35,14 +35,14 @@ use self::tile::{Operands, Target, matmul};
 use super::format::{self, FormatTile};
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
-use crate::params::Q8_BLOCK;
+use crate::params::Q8_COLS;
 
 /// Columns of a block, whose activations have two scales: its halves are products of their own.
-const BLOCK: u32 = 2 * Q8_BLOCK;
+const BLOCK: u32 = Q8_COLS;
 /// Blocks that a warp multiplies each step.
 pub const WARP_BLOCKS: u32 = 4;
 /// The sum that a product starts with: 1.5·2²³ as f32. See the module's text.
-const MAGIC: i32 = 0x4b40_0000;
+const MAGIC: i32 = format::MAGIC.to_bits().cast_signed();
 
 /// The tiles that there are, by their tokens.
 ///

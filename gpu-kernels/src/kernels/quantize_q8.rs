@@ -6,6 +6,7 @@
 
 use cuda_std::{pdl, prelude::*};
 
+use super::format::MAGIC;
 use crate::params::{Q8_BLOCK, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
 
 /// The largest integer: symmetric, so −128 is not used.
@@ -53,8 +54,6 @@ pub(crate) struct Quad {
 /// Every lane of the warp comes here, each four of them with consecutive elements, a multiple of 16 in the first.
 #[inline(always)]
 pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
-    // 1.5·2²³: added to a number below 2²², it leaves the nearest integer in the low bits, ties to even.
-    const MAGIC: f32 = 12_582_912.0;
     const MAGNITUDE: u32 = 0x7fff_ffff;
     // As integers, magnitudes have the same order, and NaN is the largest: `max` of floats would lose it.
     let mut max = 0;
@@ -73,7 +72,8 @@ pub(crate) unsafe fn quantized4(x: [f32; 4]) -> Quad {
         let near = math::rcp_ftz(max / 4.0);
         let reciprocal = math::fma(near, math::fma(-max / 4.0, near, 1.0), near);
         let inverse = if max < MIN_MAX { 0.0 } else { quotient(Q_MAX / 4.0, max / 4.0, reciprocal) };
-        // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit.
+        // |x·inverse| may round to just above 127 but never to 127.5, so the integers fit. Added to [`MAGIC`], a number
+        // leaves the nearest integer in the low bits, ties to even.
         let qs = int8::pack_i8x4(x.map(|x| (math::mul_rn(x, inverse) + MAGIC).to_bits().cast_signed()));
         let mut sum = int8::dp4a(qs.cast_signed(), 0x0101_0101, 0);
         sum += warp::shuffle_xor(sum, 1);

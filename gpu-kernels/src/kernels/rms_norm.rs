@@ -120,8 +120,17 @@ impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     pub(super) unsafe fn new(w: *const f32, n: u32) -> Self {
         let w = w.cast::<F32x4>();
         // SAFETY: the caller's promise.
-        let held = core::array::from_fn(|k| unsafe { ld(w.add(Self::place(k as u32, n).0)) });
-        Self { w, n, held }
+        Self { w, n, held: unsafe { Self::first(w, n) } }
+    }
+
+    /// The lane's first vectors of `x`; the last one for those past the end.
+    ///
+    /// # Safety
+    /// `x` has `n` elements.
+    #[inline(always)]
+    unsafe fn first(x: *const F32x4, n: u32) -> [F32x4; HELD] {
+        // SAFETY: the vectors are in the row.
+        core::array::from_fn(|k| unsafe { ld(x.add(Self::place(k as u32, n).0)) })
     }
 
     /// The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by shuffles.
@@ -141,25 +150,16 @@ impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     pub(super) unsafe fn norm(&self, x: *const f32, eps: f32, mut finish: impl FnMut(u32, bool, F32x4)) {
         let (x, n) = (x.cast::<F32x4>(), self.n);
         // SAFETY: the vectors are in the row.
-        let held: [F32x4; HELD] = core::array::from_fn(|k| unsafe { ld(x.add(Self::place(k as u32, n).0)) });
-        let mut sum = 0.0;
-        if THREADS == RMS_NORM_THREADS {
-            for k in 0..HELD {
-                sum = if Self::place(k as u32, n).1 { add_squares(sum, held[k]) } else { sum };
-            }
-        } else {
+        let (held, sum) = unsafe {
+            let held = Self::first(x, n);
             // The first lanes make the sum, so that it has the same order in every block.
-            let place = NormedRow::<SUMMED, RMS_NORM_THREADS>::place;
-            // SAFETY: as above.
-            let summed: [F32x4; SUMMED] = core::array::from_fn(|k| unsafe { ld(x.add(place(k as u32, n).0)) });
-            for k in 0..SUMMED {
-                let live = place(k as u32, n).1 && thread::thread_idx_x() < RMS_NORM_THREADS;
-                sum = if live { add_squares(sum, summed[k]) } else { sum };
-            }
-        }
-        let first = RMS_NORM_THREADS * if THREADS == RMS_NORM_THREADS { HELD } else { SUMMED } as u32;
-        // SAFETY: as above.
-        sum = unsafe { squares(sum, x, n, first) };
+            let sum = if THREADS == RMS_NORM_THREADS {
+                squares(x, n, &held)
+            } else {
+                squares(x, n, &NormedRow::<SUMMED, RMS_NORM_THREADS>::first(x, n))
+            };
+            (held, sum)
+        };
         // SAFETY: the caller's promise.
         let scale = unsafe { scale(sum, n, eps) };
 
@@ -180,15 +180,19 @@ impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     }
 }
 
-/// `sum + Σ v²` over every [`RMS_NORM_THREADS`]th vector `v` from the lane's after `first` on; of lanes past that number
-/// `sum`.
+/// `Σ v²` over every [`RMS_NORM_THREADS`]th vector `v` from the lane's first on, of which it has loaded the first `N`; 0
+/// for lanes past that number.
 ///
 /// # Safety
 /// `x` has `n` elements.
 #[inline(always)]
-unsafe fn squares(mut sum: f32, x: *const F32x4, n: u32, first: u32) -> f32 {
+unsafe fn squares<const N: usize>(x: *const F32x4, n: u32, loaded: &[F32x4; N]) -> f32 {
     let lane = thread::thread_idx_x();
-    let mut i = if lane < RMS_NORM_THREADS { first + lane } else { n / 4 };
+    let (mut i, mut sum) = (if lane < RMS_NORM_THREADS { lane } else { n / 4 }, 0.0);
+    for k in 0..N {
+        sum = if i < n / 4 { add_squares(sum, loaded[k]) } else { sum };
+        i += RMS_NORM_THREADS;
+    }
     while i < n / 4 {
         // SAFETY: `i` is below the row's vectors.
         sum = add_squares(sum, unsafe { ld(x.add(i as usize)) });
@@ -210,7 +214,7 @@ fn add_squares(sum: f32, v: F32x4) -> f32 {
 #[inline(always)]
 unsafe fn row_scale(x: *const F32x4, n: u32, eps: f32) -> f32 {
     // SAFETY: the caller's promise.
-    let sum = unsafe { squares(0.0, x, n, 0) };
+    let sum = unsafe { squares(x, n, &[]) };
     // SAFETY: the caller's promise.
     unsafe { scale(sum, n, eps) }
 }

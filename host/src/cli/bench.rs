@@ -21,7 +21,7 @@ use super::output;
 use crate::backend::{Batch, Choose, PAGE_TOKENS, Span};
 use crate::engine::{self, DeviceChoice, sampler};
 use crate::gguf::Gguf;
-use crate::model::session::{Executor, Limits};
+use crate::model::executor::{Executor, Limits};
 
 /// Steps that are profiled: enough to even out, few enough not to take long.
 const PROFILED_STEPS: u32 = 8;

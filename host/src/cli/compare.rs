@@ -15,7 +15,7 @@ use crate::backend::{Batch, PAGE_TOKENS, Span};
 use crate::engine::{self, DeviceChoice, sampler};
 use crate::gguf::Gguf;
 use crate::model::distance::Distance;
-use crate::model::session::{Executor, Limits};
+use crate::model::executor::{Executor, Limits};
 use crate::tokenizer::{Encode, Tokenizer};
 
 #[derive(Debug, ClapArgs)]

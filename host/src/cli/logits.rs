@@ -14,7 +14,7 @@ use super::model_path::default_model;
 use crate::backend::{Batch, PAGE_TOKENS, Span};
 use crate::engine::{self, DeviceChoice, SubmitError};
 use crate::gguf::Gguf;
-use crate::model::session::{Executor, Limits};
+use crate::model::executor::{Executor, Limits};
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {

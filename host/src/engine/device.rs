@@ -11,7 +11,7 @@ use crate::gguf::Gguf;
 use crate::gpu::backend::check_config;
 use crate::gpu::{BackendOptions, Device, Emulated, GpuBackend};
 use crate::model::config::Config;
-use crate::model::session::{Executor, Limits, Session};
+use crate::model::{Executor, Limits, Session};
 
 /// Elements of the CPU's KV cache are f32.
 const CPU_KV_ELEM_BYTES: u64 = 4;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::sampler::{argmax, draw_one};
 use crate::backend::{Batch, Choose, Error, PAGE_TOKENS, Result, Span};
 use crate::model::config::Config;
-use crate::model::session::{Executor, Limits, MAX_IN_FLIGHT, NO_TOKEN};
+use crate::model::executor::{Executor, Limits, MAX_IN_FLIGHT, NO_TOKEN};
 
 /// A model without weights.
 pub struct Mock {

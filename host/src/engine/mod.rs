@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::chat::Template;
 use crate::model::config::Config;
-use crate::model::session::Executor;
+use crate::model::executor::Executor;
 use crate::tokenizer::Tokenizer;
 
 pub use error::EngineError;

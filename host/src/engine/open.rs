@@ -13,7 +13,7 @@ use crate::chat::Template;
 use crate::gguf::Gguf;
 use crate::gpu::BackendOptions;
 use crate::model::config::Config;
-use crate::model::session::{Executor, Limits};
+use crate::model::executor::{Executor, Limits};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, EngineError> {

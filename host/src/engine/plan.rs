@@ -2,7 +2,7 @@
 
 use crate::backend::PAGE_TOKENS;
 use crate::model::config::Config;
-use crate::model::session::Limits;
+use crate::model::executor::Limits;
 
 /// The context taken where none is asked for, in tokens. Files claim up to a million, which is hardly ever used and
 /// would fill any memory.

@@ -30,7 +30,7 @@ use super::request::{Request, RequestId, SubmitError};
 use super::sampler::Sampler;
 use super::sequence::{Goal, Reply, ReplyText, Sequence};
 use crate::backend::PAGE_TOKENS;
-use crate::model::session::Executor;
+use crate::model::executor::Executor;
 use crate::tokenizer::Tokenizer;
 use ahead::Flight;
 

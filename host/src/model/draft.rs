@@ -12,8 +12,8 @@
 //! A guess costs nothing but time when it is wrong: the main network computes it like any token, and its own choice
 //! decides. So whatever the guesses are, the tokens are the same.
 
+use super::executor::NO_TOKEN;
 use super::layers::{Ffn, Mixer, Scratch};
-use super::session::NO_TOKEN;
 use super::weights::{Model, Nextn};
 use crate::backend::{Backend, Batch, Choose, Error, PAGE_TOKENS, Result, Span};
 

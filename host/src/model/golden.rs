@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::distance::{argmax, relative_l2};
-use super::session::Executor;
+use super::executor::Executor;
 use crate::backend::{self, Batch, PAGE_TOKENS, Span};
 
 /// Why golden files could not be read or run.

@@ -3,6 +3,7 @@
 pub mod config;
 pub mod distance;
 mod draft;
+pub mod executor;
 pub mod golden;
 pub mod layers;
 pub mod rope;
@@ -10,5 +11,6 @@ pub mod session;
 pub mod weights;
 
 pub use config::Config;
-pub use session::{Executor, Limits, Session};
+pub use executor::{Executor, Limits};
+pub use session::Session;
 pub use weights::{LoadError, Model};

@@ -6,7 +6,7 @@ use host::engine::mock::{Mock, Script};
 use host::engine::{Engine, EngineOptions, Event, FinishReason, Request, StopCause, TokenMask, Usage};
 use host::gguf::Gguf;
 use host::model::config::Config;
-use host::model::session::Limits;
+use host::model::executor::Limits;
 use host::tokenizer::{Encode, Tokenizer};
 
 use crate::checkout;

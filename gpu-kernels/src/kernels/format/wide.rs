@@ -13,7 +13,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{FormatTile, Row, high_nibbles, low_nibbles};
+use super::{FormatTile, MAGIC, Row, high_nibbles, low_nibbles};
 
 /// 1 as two bf16.
 const ONE: u32 = 0x3f80_3f80;
@@ -92,8 +92,6 @@ pub(super) fn each<S, F, const L: usize, const G: usize>(
 /// `-(128 + q₀)`, scale and `add` for `v = scale·q + min`, each twice, and a word that goes with them.
 #[inline(always)]
 pub(super) fn affine(scale: f32, min: f32, word: u32) -> U32x4 {
-    // An f32 near this one ends in its integer.
-    const MAGIC: f32 = 12_582_912.0;
     // Whatever q₀ is, the result is right; how well it is rounded is all that depends on it. Where the scale is 0, the
     // quotient is none, and q₀ is 64.
     let zero = math::max(math::min(-min * math::rcp_ftz(scale), 64.0), -64.0) + MAGIC - MAGIC;

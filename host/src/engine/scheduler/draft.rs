@@ -1,6 +1,6 @@
 //! Guesses checked beside the next token.
 //!
-//! A model that guesses further tokens ([`Executor::draft`](crate::model::session::Executor::draft)) has its guesses
+//! A model that guesses further tokens ([`Executor::draft`](crate::model::executor::Executor::draft)) has its guesses
 //! computed as rows after a sequence's next token. The sampler chooses from the first row as always; as long as what
 //! it chooses is what was guessed, the next row's logits are those of the right text, and it chooses from them, too.
 //! So the tokens are those that come without guesses, several a step.

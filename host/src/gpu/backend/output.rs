@@ -12,7 +12,7 @@ use crate::gpu::device::{Device, Pinned};
 use crate::gpu::memory::{Buffer, Slice};
 use crate::gpu::ops::{self, Parts, SampleRoom};
 use crate::gpu::staging::Readback;
-use crate::model::session::MAX_IN_FLIGHT;
+use crate::model::executor::MAX_IN_FLIGHT;
 
 /// What allocations are for, in errors.
 const WHAT: &str = "the chosen tokens";

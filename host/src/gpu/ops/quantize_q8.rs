@@ -2,7 +2,7 @@
 
 use cuda_std::launch::Launch;
 use gpu_kernels::kernels::quantize_q8 as kernels;
-use gpu_kernels::params::{FLAT_BLOCK, Q8_BLOCK, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
+use gpu_kernels::params::{FLAT_BLOCK, Q8_BLOCK, Q8_COLS, QUANTIZE_Q8_LANE_ELEMS, QuantizeQ8Params};
 
 use super::{Check, Result};
 use crate::gpu::device::Device;
@@ -24,7 +24,7 @@ pub struct Q8<'a> {
 impl Q8<'_> {
     /// Checks that there are `n_rows` rows, as the kernels want them.
     pub(super) fn check<D: Device>(&self, check: Check, device: &D, n_rows: u64) -> Result<()> {
-        check.that("qs", self.cols.is_multiple_of(32), "columns are no multiple of 32")?;
+        check.that("qs", self.cols.is_multiple_of(Q8_COLS), "columns are no multiple of 32")?;
         let per = |elems: u32| u64::from(self.cols / elems);
         check.rows("qs", self.qs, n_rows, per(1), per(1))?;
         check.rows("d", self.d, n_rows, per(Q8_BLOCK), per(Q8_BLOCK))?;

@@ -46,7 +46,7 @@ impl<D: Device> GpuBackend<D> {
             Some(shared) => Some(shared.down.view()?.ty()),
             None => None,
         };
-        let whole = w.shared.is_none() || s.act.cols().is_multiple_of(32);
+        let whole = w.shared.is_none() || s.act.cols().is_multiple_of(gpu_kernels::params::Q8_COLS);
         Ok(whole
             && ops::takes_gate_up(&w.gate.view()?, &w.up.view()?)
             && ops::takes_routing(s.router.cols(), s.routes.n_used)
