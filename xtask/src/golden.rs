@@ -30,7 +30,8 @@ const MAX_LOGIT_ERROR: f64 = 1e-3;
 /// 2⁻⁸, and the layers' errors add up like noise.
 const MAX_INT8_RELATIVE_L2: f64 = 0.1;
 /// Difference of two experts' router logits up to which that noise may choose the other: it moves a router's logit by
-/// 0.004 to 0.017 in these models (root mean square). Where another expert was chosen, the distance is that of two experts.
+/// 0.004 to 0.017 in these models (root mean square). Where another expert was chosen, the distance is that of two experts:
+/// such positions are told apart in what a failed check says.
 const NEAR_TIE: f32 = 0.03;
 /// Rows of a batch.
 const N_BATCH: u32 = 64;
@@ -183,7 +184,7 @@ impl Checks {
                     let far: Vec<bool> = rows.map(|(a, b)| is_far(relative_l2(a, b))).collect();
                     let n_far = far.iter().filter(|far| **far).count();
                     let n_ties = if n_far == 0 { 0 } else { self.near_ties(&case, &far)? };
-                    let is_good = n_ties == n_far && !distance.worst_relative_l2.is_nan();
+                    let is_good = distance.worst_relative_l2 <= MAX_INT8_RELATIVE_L2;
                     let ties = if n_far == 0 {
                         String::new()
                     } else {
