@@ -78,6 +78,15 @@ pub trait FormatQ8: Format {
     /// `Σ w·x` over the chunk. `x` holds the activations of its runs; where there is one run, `x[1]` is
     /// not to be read.
     fn dot_q8(raw: &Self::Raw, x: &[Q8Run; 2], phase: u32) -> f32;
+
+    /// Four bytes of the chunk, whichever: for [`after`].
+    fn word(raw: &Self::Raw) -> u32;
+}
+
+/// `n`, but not before `word` has been loaded. `zero` is 0, which neither the compiler nor the assembler sees.
+#[inline(always)]
+pub(super) fn after(word: u32, zero: u32, n: u32) -> u32 {
+    int8::dp4a(word.cast_signed(), zero.cast_signed(), n.cast_signed()).cast_unsigned()
 }
 
 /// A format of small integers as the tensor cores take it: `v = scale·q − min`, `q` a signed byte.

@@ -14,13 +14,12 @@ use cuda_std::{pdl, prelude::*};
 use super::format::{self, FormatQ8, Row};
 use super::matvec::{Items, Lane, StagedPlain, StagedQuantized, group_sums, sweep};
 use super::normed_row::{Norm, NormedRow, staged_bytes};
-use super::rms_norm::RMS_NORM_THREADS;
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
 use crate::params::{Activations, MATVECS_MAX, MatvecShape, WARP};
 
-/// Lanes of a block.
-pub const THREADS: u32 = RMS_NORM_THREADS;
+/// Lanes of a block, of which a multiprocessor has one: so the row is normed once on each.
+pub const THREADS: u32 = 512;
 /// The longest rows: in both forms they fit the shared memory that every device has.
 pub const MAX_COLS: u32 = 8192;
 /// Chunks of a row in F32 that a lane loads before it uses the first.
@@ -83,13 +82,6 @@ pub struct NormMatvecsParams {
 /// Rows of an item.
 pub const fn rows_per_item(ty: GgmlType, lanes_log2: u32) -> u32 {
     (WARP >> lanes_log2) * MatvecShape::swept(ty).rows
-}
-
-/// Blocks of a grid that fit a multiprocessor at once. Of most types two: a lane has 1 KB of weights in flight. Of
-/// Q8_0 one, which leaves room for a block of the grid before or after, so that the weights of the one are under way
-/// while the other ends.
-pub const fn blocks_a_multiprocessor(ty: GgmlType) -> u32 {
-    if matches!(ty, GgmlType::Q8_0) { 1 } else { 2 }
 }
 
 /// Weights and results of the products.
@@ -178,7 +170,7 @@ unsafe fn ready(o: &Products, norm: &Norm, p: &NormMatvecsParams) -> StagedQuant
         if tile < p.tiles {
             raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows(tile), 0);
         }
-        let row = NormedRow::<4, THREADS>::new(norm, p.cols, p.eps);
+        let row = NormedRow::<2, THREADS>::new(norm, p.cols, p.eps);
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
 
@@ -218,7 +210,7 @@ macro_rules! entries {
         ///   32 and at most [`MAX_COLS`].
         /// - `y_i` has `rows_i` elements; the results overlap nothing.
         /// - The grid before in the stream is the only one still running (programmatic dependent launch).
-        #[kernel(max_threads = 256, min_blocks = 2)]
+        #[kernel(max_threads = 512, min_blocks = 1)]
         pub unsafe fn $name(
             w_0: *const u8, w_1: *const u8, w_2: *const u8, w_3: *const u8,
             x: *const f32, norm_w: *const f32, norm_y: *mut f32, qs: *mut i8, d: *mut f32, s: *mut f32,
@@ -232,8 +224,6 @@ macro_rules! entries {
     )+};
 }
 
-// Two blocks fit on a multiprocessor: this grid's, and that of the grid before or after, whose weights are then under
-// way while this one ends.
 entries! {
     Q4K: norm_matvecs_q4_k;
     Q5K: norm_matvecs_q5_k;

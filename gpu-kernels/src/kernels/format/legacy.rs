@@ -106,6 +106,11 @@ macro_rules! symmetric {
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 raw.d() * raw.dot(x, -$offset * (x[0].s + x[1].s))
             }
+
+            #[inline(always)]
+            fn word(raw: &Raw) -> u32 {
+                raw.qs.x
+            }
         }
 
         impl FormatTile for $name {
@@ -155,6 +160,11 @@ macro_rules! affine {
             #[inline(always)]
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 math::fma(raw.d(), raw.dot(x, 0.0), raw.m() * (x[0].s + x[1].s))
+            }
+
+            #[inline(always)]
+            fn word(raw: &Raw) -> u32 {
+                raw.qs.x
             }
         }
 

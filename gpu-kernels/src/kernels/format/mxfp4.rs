@@ -111,6 +111,11 @@ impl FormatQ8 for Mxfp4 {
         // Activation scales first: a tiny weight scale must not be all that is left of the product.
         math::fma(low as f32, 0.5 * x[0].d, high as f32 * (0.5 * x[1].d)) * half_scale(raw.e)
     }
+
+    #[inline(always)]
+    fn word(raw: &Raw) -> u32 {
+        raw.qs.x
+    }
 }
 
 impl FormatTile for Mxfp4 {

@@ -139,6 +139,11 @@ impl FormatQ8 for Q4K {
         let high = dot16_unsigned(qs.map(high_nibbles_16), &x[1].qs);
         Scales::unpack(raw.head, phase / 2).combine(low, high, x, 16.0)
     }
+
+    #[inline(always)]
+    fn word(raw: &Raw) -> u32 {
+        raw.qs.x
+    }
 }
 
 impl FormatTile for Q4K {

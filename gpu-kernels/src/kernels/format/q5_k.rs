@@ -76,6 +76,11 @@ impl FormatQ8 for Q5K {
         let run = |r: usize| dot16(words.map(|word| word[r]), &x[r].qs);
         Scales::unpack(raw.head, pair).combine(run(0), run(1), x, 1.0)
     }
+
+    #[inline(always)]
+    fn word(raw: &Raw) -> u32 {
+        raw.qs.x
+    }
 }
 
 impl FormatTile for Q5K {

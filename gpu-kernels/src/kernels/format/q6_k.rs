@@ -90,6 +90,11 @@ impl FormatQ8 for Q6K {
         };
         convert::f16_to_f32(raw.d) * (run(0) + run(1))
     }
+
+    #[inline(always)]
+    fn word(raw: &Raw) -> u32 {
+        raw.ql.x
+    }
 }
 
 impl FormatTile for Q6K {

@@ -46,6 +46,11 @@ impl FormatQ8 for Q8_0 {
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
         dot16(raw.qs.to_array(), &x[0].qs) * (convert::f16_to_f32(raw.d) * x[0].d)
     }
+
+    #[inline(always)]
+    fn word(raw: &Raw) -> u32 {
+        raw.qs.x
+    }
 }
 
 impl FormatTile for Q8_0 {

@@ -4,7 +4,7 @@
 //! such as a norm, is then done once a multiprocessor, and the memory is not idle between two rows.
 
 use super::{Lane, Operand, group_sum};
-use crate::kernels::format::{self, Format, Row};
+use crate::kernels::format::{self, FormatQ8, Row};
 use crate::params::WARP;
 
 /// Which items a warp takes: `first`, and every `stride`-th after it that is below `end`.
@@ -25,32 +25,34 @@ struct Walk<const R: usize> {
     sums: [f32; R],
 }
 
-/// Starts to load the next step's weights, to `next`, and multiplies those of this step, `raw`. Whether there is a next
-/// step.
+/// Starts to load the next step's weights and multiplies those of this step, `raw`. The next step's, if there is one.
 ///
 /// # Safety
 /// As [`sweep`]; `raw` are the weights at `walk`, which is below `items.end`.
 #[inline(always)]
-unsafe fn step<F: Format, X: Operand<F>, const R: usize, const S: usize>(
+unsafe fn step<F: FormatQ8, X: Operand<F>, const R: usize, const S: usize>(
     walk: &mut Walk<R>,
     (place, items, x): (Lane, Items, X),
     rows: &impl Fn(u32) -> [Row; R],
     store: &mut impl FnMut(u32, [f32; R]),
     raw: &[[F::Raw; R]; S],
-    next: &mut [[F::Raw; R]; S],
-) -> bool {
+) -> Option<[[F::Raw; R]; S]> {
     let (start, phase) = (F::start(place.lane), place.lane % F::BLOCK_CHUNKS);
     let (item, done, step) = (walk.item, walk.done, (S as u32) << place.lanes_log2);
     let ends = done + step >= place.chunks;
     (walk.item, walk.done) = if ends { (item + items.stride, 0) } else { (item, done + step) };
-    let more = walk.item < items.end;
-    if more {
+    // Whether there is more to load is known only once this step's weights are there: a lane waits for all of its loads
+    // at once, and would wait for the next step's, too.
+    walk.item = format::after(F::word(&raw[S - 1][R - 1]), place.chunks >> 31, walk.item);
+    let next = if walk.item < items.end {
         if ends {
             walk.rows = rows(walk.item);
         }
         // SAFETY: the rows have `place.chunks` chunks.
-        *next = unsafe { place.load_step::<F, R, S>(&walk.rows, walk.done) };
-    }
+        Some(unsafe { place.load_step::<F, R, S>(&walk.rows, walk.done) })
+    } else {
+        None
+    };
     for s in 0..S {
         let ahead = done + ((s as u32) << place.lanes_log2);
         let live = place.lane + ahead < place.chunks;
@@ -66,7 +68,7 @@ unsafe fn step<F: Format, X: Operand<F>, const R: usize, const S: usize>(
         store(item, unsafe { group_sum(walk.sums, (1u32 << place.lanes_log2).min(WARP)) });
         walk.sums = [0.0; R];
     }
-    more
+    next
 }
 
 /// For each of the warp's items the products of `R` rows, `S` chunks of each a step, given to `store` in every lane of
@@ -80,7 +82,7 @@ unsafe fn step<F: Format, X: Operand<F>, const R: usize, const S: usize>(
 /// - The items and `place` allow of what `ready` and `store` ask: the one is called once by every lane, the other by
 ///   all lanes of the warp together, once an item.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn sweep<F: Format, X: Operand<F>, const R: usize, const S: usize>(
+pub(in crate::kernels) unsafe fn sweep<F: FormatQ8, X: Operand<F>, const R: usize, const S: usize>(
     place: Lane,
     items: Items,
     rows: impl Fn(u32) -> [Row; R],
@@ -97,11 +99,11 @@ pub(in crate::kernels) unsafe fn sweep<F: Format, X: Operand<F>, const R: usize,
         return;
     }
     // Two steps a turn, so that no register is copied: a copy would wait for the load.
-    let mut odd = even;
     // SAFETY: the caller's promise; each step is multiplied after it was loaded.
     unsafe {
-        while step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &even, &mut odd)
-            && step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &odd, &mut even)
-        {}
+        while let Some(odd) = step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &even) {
+            let Some(next) = step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &odd) else { return };
+            even = next;
+        }
     }
 }

@@ -3,8 +3,7 @@
 use cuda_std::launch::Launch;
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::kernels::norm_matvecs::{
-    self as kernels, MAX_COLS, NormMatvecsParams, NormMatvecsPart, THREADS, blocks_a_multiprocessor, rows_per_item,
-    shared_bytes,
+    self as kernels, MAX_COLS, NormMatvecsParams, NormMatvecsPart, THREADS, rows_per_item, shared_bytes,
 };
 use gpu_kernels::params::{MATVECS_MAX, MatvecShape, WARP};
 
@@ -144,7 +143,7 @@ pub fn norm_matvecs<D: Device>(device: &D, products: &[Product<'_>], norm: &Norm
         params,
     );
     let wanted = params.items.div_ceil(THREADS / WARP).max(params.tiles);
-    let blocks = wanted.min(device.properties().n_sm * blocks_a_multiprocessor(ty));
+    let blocks = wanted.min(device.properties().n_sm);
     let launch = Launch::linear(blocks, THREADS).shared(shared_bytes(q8.cols));
     let launch = Launch { pdl: dependent && device.properties().capability >= (9, 0), ..launch };
     macro_rules! launch {
