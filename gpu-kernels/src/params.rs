@@ -81,7 +81,6 @@ impl MatvecShape {
         match ty {
             GgmlType::Q8_0 => Self { rows: 2, steps: 4 },
             GgmlType::Q4K | GgmlType::Mxfp4 => Self { rows: 4, steps: 1 },
-            GgmlType::Q5K | GgmlType::Q6K => Self { rows: 2, steps: 1 },
             _ => Self { rows: 2, steps: 2 },
         }
     }

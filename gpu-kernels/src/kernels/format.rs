@@ -78,10 +78,57 @@ pub trait FormatQ8: Format {
     /// `Σ w·x` over the chunk. `x` holds the activations of its runs; where there is one run, `x[1]` is
     /// not to be read.
     fn dot_q8(raw: &Self::Raw, x: &[Q8Run; 2], phase: u32) -> f32;
-
-    /// Four bytes of the chunk, whichever: for [`after`].
-    fn word(raw: &Self::Raw) -> u32;
 }
+
+/// A format whose chunks a warp holds together: what neighbouring lanes have in common is held once, by parts.
+///
+/// So more weights are under way in the same registers. A warp whose lanes are as many as a row's or whole parts of it
+/// takes the chunks; `phase` is the lane's number, modulo the chunks of a block.
+pub trait FormatHeld: FormatQ8 {
+    /// What a lane holds of a chunk.
+    type Held: Copy;
+
+    /// Loads this lane's part of chunk `chunk` of a row.
+    ///
+    /// # Safety
+    /// As [`Format::load`].
+    unsafe fn hold(row: &Row, chunk: u32, phase: u32) -> Self::Held;
+
+    /// Four bytes of the part, whichever: for [`after`].
+    fn word(held: &Self::Held) -> u32;
+
+    /// The chunk, from the lanes' parts.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here, and the lanes of a block hold parts of the same one.
+    unsafe fn gather(held: &Self::Held, phase: u32) -> Self::Raw;
+}
+
+/// [`FormatHeld`] where a lane holds all of a chunk.
+macro_rules! held_whole {
+    ($($name:ty, $word:ident;)+) => {$(
+        impl FormatHeld for $name {
+            type Held = Self::Raw;
+
+            #[inline(always)]
+            unsafe fn hold(row: &Row, chunk: u32, _phase: u32) -> Self::Raw {
+                // SAFETY: the caller's promise.
+                unsafe { Self::load(row, chunk) }
+            }
+
+            #[inline(always)]
+            fn word(held: &Self::Raw) -> u32 {
+                held.$word.x
+            }
+
+            #[inline(always)]
+            unsafe fn gather(held: &Self::Raw, _phase: u32) -> Self::Raw {
+                *held
+            }
+        }
+    )+};
+}
+use held_whole;
 
 /// `n`, but not before `word` has been loaded. `zero` is 0, which neither the compiler nor the assembler sees.
 #[inline(always)]

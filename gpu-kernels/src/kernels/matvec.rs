@@ -20,7 +20,7 @@ use cuda_std::{pdl, prelude::*};
 
 pub(super) use self::operand::{Operand, Plain, Quantized, StagedPlain, StagedQuantized};
 pub(super) use self::sweep::{Items, sweep};
-use super::format::{self, Format, Row};
+use super::format::{self, Format, FormatHeld, Row};
 use crate::blocks::GgmlType;
 use crate::params::{
     Activations, MATVEC_ACCUMULATE, MATVEC_BLOCK, MATVEC_SHARED_X, MatvecParams, MatvecShape, WARP, shares_by_block,
@@ -52,6 +52,24 @@ impl Lane {
             let chunk = (self.lane + done + ((s as u32) << self.lanes_log2)).min(self.chunks - 1);
             // SAFETY: the caller's promise.
             core::array::from_fn(|r| unsafe { F::load(&rows[r], chunk) })
+        })
+    }
+
+    /// As [`load_step`](Self::load_step), held by the warp together.
+    ///
+    /// # Safety
+    /// The rows have `self.chunks` chunks.
+    #[inline(always)]
+    pub(super) unsafe fn hold_step<F: FormatHeld, const R: usize, const S: usize>(
+        self,
+        rows: &[Row; R],
+        done: u32,
+    ) -> [[F::Held; R]; S] {
+        let phase = self.lane % F::BLOCK_CHUNKS;
+        core::array::from_fn(|s| {
+            let chunk = (self.lane + done + ((s as u32) << self.lanes_log2)).min(self.chunks - 1);
+            // SAFETY: the caller's promise.
+            core::array::from_fn(|r| unsafe { F::hold(&rows[r], chunk, phase) })
         })
     }
 

@@ -6,7 +6,7 @@
 
 use cuda_std::{pdl, prelude::*};
 
-use super::format::{self, FormatQ8, Row};
+use super::format::{self, FormatHeld, Row};
 use super::matvec::{Items, Lane, Operand, Pointers, Quantized, store, sweep};
 use crate::blocks::GgmlType;
 use crate::params::{MatvecParams, MatvecShape, WARP};
@@ -28,7 +28,7 @@ pub const fn n_items(rows: u32, rows_a_group: u32, lanes_log2: u32) -> u32 {
 /// # Safety
 /// As [`matvec_swept_q8_0`], for the format.
 #[inline(always)]
-unsafe fn matvec_swept<F: FormatQ8, const R: usize, const S: usize>(o: &Pointers, x: Quantized, p: &MatvecParams) {
+unsafe fn matvec_swept<F: FormatHeld, const R: usize, const S: usize>(o: &Pointers, x: Quantized, p: &MatvecParams) {
     const { assert!(R.is_power_of_two()) };
     let (thread, block, blocks) = (thread::thread_idx_x(), thread::block_idx_x(), thread::grid_dim_x());
     let lanes = 1u32 << p.lanes_log2;

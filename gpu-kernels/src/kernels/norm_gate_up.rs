@@ -10,7 +10,7 @@
 use bytemuck::{Pod, Zeroable};
 use cuda_std::{pdl, prelude::*};
 
-use super::format::{self, FormatQ8, Row};
+use super::format::{self, FormatHeld, Row};
 use super::gate_up::{Q8Mut, ROWS, activate};
 use super::matvec::{Items, Lane, StagedQuantized, sweep};
 use super::normed_row::{Norm, NormedRow, staged_bytes};
@@ -35,7 +35,7 @@ pub const fn shared_bytes(cols: u32) -> u32 {
 const fn shape(ty: GgmlType) -> MatvecShape {
     match ty {
         GgmlType::Q8_0 => MatvecShape { rows: 4, steps: 2 },
-        GgmlType::Q5K | GgmlType::Q6K => MatvecShape { rows: 2, steps: 1 },
+        GgmlType::Q5K | GgmlType::Q6K => MatvecShape { rows: 2, steps: 2 },
         _ => MatvecShape { rows: 4, steps: 1 },
     }
 }
@@ -65,7 +65,7 @@ pub struct NormGateUpParams {
 /// # Safety
 /// As [`norm_gate_up_q8_0`], for the format.
 #[inline(always)]
-unsafe fn norm_gate_up<F: FormatQ8, const R: usize, const S: usize>(
+unsafe fn norm_gate_up<F: FormatHeld, const R: usize, const S: usize>(
     [gate, up]: [*const u8; 2],
     norm: &Norm,
     h: &Q8Mut,

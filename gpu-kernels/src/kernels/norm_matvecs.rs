@@ -11,7 +11,7 @@
 use bytemuck::{Pod, Zeroable};
 use cuda_std::{pdl, prelude::*};
 
-use super::format::{self, FormatQ8, Row};
+use super::format::{self, FormatHeld, Row};
 use super::matvec::{Items, Lane, StagedPlain, StagedQuantized, group_sums, sweep};
 use super::normed_row::{Norm, NormedRow, staged_bytes};
 use crate::blocks::GgmlType;
@@ -107,7 +107,11 @@ fn part(o: &Products, p: &NormMatvecsParams, plain: u32, at: u32) -> (NormMatvec
 /// # Safety
 /// As [`norm_matvecs_q8_0`], for the format.
 #[inline(always)]
-unsafe fn norm_matvecs<F: FormatQ8, const R: usize, const S: usize>(o: &Products, norm: &Norm, p: &NormMatvecsParams) {
+unsafe fn norm_matvecs<F: FormatHeld, const R: usize, const S: usize>(
+    o: &Products,
+    norm: &Norm,
+    p: &NormMatvecsParams,
+) {
     let (thread, block, blocks) = (thread::thread_idx_x(), thread::block_idx_x(), thread::grid_dim_x());
     let lanes = 1u32 << p.lanes_log2;
     let place = Lane { lane: thread & (lanes - 1), lanes_log2: p.lanes_log2, chunks: p.chunks };

@@ -8,7 +8,9 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, unsigned_bytes, wide};
+use super::{
+    Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, centred, dot16, held_whole, unsigned_bytes, wide,
+};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ4_0`](crate::blocks::BlockQ4_0).
@@ -106,11 +108,6 @@ macro_rules! symmetric {
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 raw.d() * raw.dot(x, -$offset * (x[0].s + x[1].s))
             }
-
-            #[inline(always)]
-            fn word(raw: &Raw) -> u32 {
-                raw.qs.x
-            }
         }
 
         impl FormatTile for $name {
@@ -160,11 +157,6 @@ macro_rules! affine {
             #[inline(always)]
             fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
                 math::fma(raw.d(), raw.dot(x, 0.0), raw.m() * (x[0].s + x[1].s))
-            }
-
-            #[inline(always)]
-            fn word(raw: &Raw) -> u32 {
-                raw.qs.x
             }
         }
 
@@ -257,3 +249,10 @@ symmetric!(Q4_0, 8.0, [], 1);
 affine!(Q4_1, [], 1);
 symmetric!(Q5_0, 16.0, [1], 2);
 affine!(Q5_1, [1], 2);
+
+held_whole! {
+    Q4_0, qs;
+    Q4_1, qs;
+    Q5_0, qs;
+    Q5_1, qs;
+}

@@ -6,7 +6,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, signed_bytes, wide};
+use super::{Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, held_whole, signed_bytes, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockMxfp4`](crate::blocks::BlockMxfp4).
@@ -111,12 +111,9 @@ impl FormatQ8 for Mxfp4 {
         // Activation scales first: a tiny weight scale must not be all that is left of the product.
         math::fma(low as f32, 0.5 * x[0].d, high as f32 * (0.5 * x[1].d)) * half_scale(raw.e)
     }
-
-    #[inline(always)]
-    fn word(raw: &Raw) -> u32 {
-        raw.qs.x
-    }
 }
+
+held_whole! { Mxfp4, qs; }
 
 impl FormatTile for Mxfp4 {
     /// Twice the values. A byte is 0 either among the positive or among the negative ones, so they join by `|`.

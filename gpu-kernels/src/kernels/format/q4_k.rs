@@ -7,8 +7,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, byte, dot16, dot16_unsigned, high_nibbles, high_nibbles_16,
-    low_nibbles, select, unsigned_bytes, wide,
+    Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, byte, dot16, dot16_unsigned, held_whole,
+    high_nibbles, high_nibbles_16, low_nibbles, select, unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
 
@@ -139,12 +139,9 @@ impl FormatQ8 for Q4K {
         let high = dot16_unsigned(qs.map(high_nibbles_16), &x[1].qs);
         Scales::unpack(raw.head, phase / 2).combine(low, high, x, 16.0)
     }
-
-    #[inline(always)]
-    fn word(raw: &Raw) -> u32 {
-        raw.qs.x
-    }
 }
+
+held_whole! { Q4K, qs; }
 
 impl FormatTile for Q4K {
     const HAS_MIN: bool = true;

@@ -7,7 +7,7 @@
 use cuda_std::prelude::*;
 
 use super::q4_k::{Scales, start};
-use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, high_nibbles, low_nibbles, wide};
+use super::{Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, high_nibbles, low_nibbles, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ5K`](crate::blocks::BlockQ5K).
@@ -76,10 +76,48 @@ impl FormatQ8 for Q5K {
         let run = |r: usize| dot16(words.map(|word| word[r]), &x[r].qs);
         Scales::unpack(raw.head, pair).combine(run(0), run(1), x, 1.0)
     }
+}
+
+/// A chunk's nibbles, and a word each of its half of the block's fifth bits and of the header: the lane's own of the
+/// four that four lanes, or all eight of the block, need.
+#[derive(Clone, Copy)]
+pub struct Held {
+    qs: U32x4,
+    qh: u32,
+    head: u32,
+}
+
+impl FormatHeld for Q5K {
+    type Held = Held;
 
     #[inline(always)]
-    fn word(raw: &Raw) -> u32 {
-        raw.qs.x
+    unsafe fn hold(row: &Row, chunk: u32, phase: u32) -> Held {
+        let block = chunk / Self::BLOCK_CHUNKS;
+        // SAFETY: the caller's promise; a block has eight words of `qh`, and four of the header.
+        unsafe {
+            Held {
+                qs: row.stream::<_, 0>(chunk),
+                qh: row.stream::<_, 1>(block * 8 + phase % 2 * 4 + phase / 2),
+                head: row.stream::<_, 2>(block * 4 + phase % 4),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn word(held: &Held) -> u32 {
+        held.qs.x
+    }
+
+    #[inline(always)]
+    unsafe fn gather(held: &Held, _phase: u32) -> Raw {
+        // The block's lanes with the same half, in order.
+        let first = warp::lane_id() & !6;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let half = [0, 2, 4, 6].map(|i| warp::shuffle_idx(held.qh, first + i));
+            let head = [0, 1, 2, 3].map(|i| warp::warp_shuffle_idx(warp::FULL_MASK, held.head, i, 8).0);
+            Raw { qs: held.qs, qh: U32x4::from_array(half), head: U32x4::from_array(head) }
+        }
     }
 }
 

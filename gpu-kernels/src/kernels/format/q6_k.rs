@@ -9,8 +9,8 @@
 use cuda_std::prelude::*;
 
 use super::{
-    Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, byte, centred, dot16, high_nibbles, low_nibbles,
-    unsigned_bytes, wide,
+    Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, byte, centred, dot16, high_nibbles, low_nibbles,
+    select, unsigned_bytes, wide,
 };
 use crate::blocks::GgmlType;
 
@@ -90,10 +90,55 @@ impl FormatQ8 for Q6K {
         };
         convert::f16_to_f32(raw.d) * (run(0) + run(1))
     }
+}
+
+/// A chunk's nibbles, half of its upper bits, of which a neighbour has the other, and one word of the two that four lanes
+/// need as scales.
+#[derive(Clone, Copy)]
+pub struct Held {
+    ql: U32x4,
+    qh: U32x2,
+    scales: u32,
+    d: u16,
+}
+
+impl FormatHeld for Q6K {
+    type Held = Held;
 
     #[inline(always)]
-    fn word(raw: &Raw) -> u32 {
-        raw.ql.x
+    unsafe fn hold(row: &Row, chunk: u32, phase: u32) -> Held {
+        let half = chunk / 4;
+        // SAFETY: the caller's promise; a half has two 16-byte pieces of `qh` and eight scales.
+        unsafe {
+            Held {
+                ql: row.stream::<_, 0>(chunk),
+                qh: row.stream::<_, 1>((half * 2 + phase % 2) * 2 + phase / 2 % 2),
+                scales: row.stream::<_, 2>(half * 2 + phase % 2),
+                d: row.load::<_, 3>(chunk / Self::BLOCK_CHUNKS),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn word(held: &Held) -> u32 {
+        held.ql.x
+    }
+
+    #[inline(always)]
+    unsafe fn gather(held: &Held, phase: u32) -> Raw {
+        let (even, lower) = (phase % 2 == 0, phase & 2 == 0);
+        // SAFETY: the caller's promise.
+        let (x, y, scales) = unsafe {
+            (warp::shuffle_xor(held.qh.x, 2), warp::shuffle_xor(held.qh.y, 2), warp::shuffle_xor(held.scales, 1))
+        };
+        let qh = U32x4 {
+            x: select(lower, held.qh.x, x),
+            y: select(lower, held.qh.y, y),
+            z: select(lower, x, held.qh.x),
+            w: select(lower, y, held.qh.y),
+        };
+        let scales = U32x2 { x: select(even, held.scales, scales), y: select(even, scales, held.scales) };
+        Raw { ql: held.ql, qh, scales, d: held.d }
     }
 }
 

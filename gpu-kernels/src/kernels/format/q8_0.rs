@@ -4,7 +4,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{Format, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, signed_bytes, wide};
+use super::{Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, held_whole, signed_bytes, wide};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ8_0`](crate::blocks::BlockQ8_0).
@@ -46,12 +46,9 @@ impl FormatQ8 for Q8_0 {
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], _phase: u32) -> f32 {
         dot16(raw.qs.to_array(), &x[0].qs) * (convert::f16_to_f32(raw.d) * x[0].d)
     }
-
-    #[inline(always)]
-    fn word(raw: &Raw) -> u32 {
-        raw.qs.x
-    }
 }
+
+held_whole! { Q8_0, qs; }
 
 impl FormatTile for Q8_0 {
     #[inline(always)]

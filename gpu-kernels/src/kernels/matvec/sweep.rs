@@ -4,7 +4,7 @@
 //! such as a norm, is then done once a multiprocessor, and the memory is not idle between two rows.
 
 use super::{Lane, Operand, group_sum};
-use crate::kernels::format::{self, FormatQ8, Row};
+use crate::kernels::format::{self, FormatHeld, Row};
 use crate::params::WARP;
 
 /// Which items a warp takes: `first`, and every `stride`-th after it that is below `end`.
@@ -25,31 +25,31 @@ struct Walk<const R: usize> {
     sums: [f32; R],
 }
 
-/// Starts to load the next step's weights and multiplies those of this step, `raw`. The next step's, if there is one.
+/// Starts to load the next step's weights and multiplies those of this step, `held`. The next step's, if there is one.
 ///
 /// # Safety
-/// As [`sweep`]; `raw` are the weights at `walk`, which is below `items.end`.
+/// As [`sweep`]; `held` are the weights at `walk`, which is below `items.end`.
 #[inline(always)]
-unsafe fn step<F: FormatQ8, X: Operand<F>, const R: usize, const S: usize>(
+unsafe fn step<F: FormatHeld, X: Operand<F>, const R: usize, const S: usize>(
     walk: &mut Walk<R>,
     (place, items, x): (Lane, Items, X),
     rows: &impl Fn(u32) -> [Row; R],
     store: &mut impl FnMut(u32, [f32; R]),
-    raw: &[[F::Raw; R]; S],
-) -> Option<[[F::Raw; R]; S]> {
+    held: &[[F::Held; R]; S],
+) -> Option<[[F::Held; R]; S]> {
     let (start, phase) = (F::start(place.lane), place.lane % F::BLOCK_CHUNKS);
     let (item, done, step) = (walk.item, walk.done, (S as u32) << place.lanes_log2);
     let ends = done + step >= place.chunks;
     (walk.item, walk.done) = if ends { (item + items.stride, 0) } else { (item, done + step) };
     // Whether there is more to load is known only once this step's weights are there: a lane waits for all of its loads
     // at once, and would wait for the next step's, too.
-    walk.item = format::after(F::word(&raw[S - 1][R - 1]), place.chunks >> 31, walk.item);
+    walk.item = format::after(F::word(&held[S - 1][R - 1]), place.chunks >> 31, walk.item);
     let next = if walk.item < items.end {
         if ends {
             walk.rows = rows(walk.item);
         }
         // SAFETY: the rows have `place.chunks` chunks.
-        Some(unsafe { place.load_step::<F, R, S>(&walk.rows, walk.done) })
+        Some(unsafe { place.hold_step::<F, R, S>(&walk.rows, walk.done) })
     } else {
         None
     };
@@ -60,7 +60,9 @@ unsafe fn step<F: FormatQ8, X: Operand<F>, const R: usize, const S: usize>(
         // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
         let chunk = unsafe { x.load(at, live) };
         for r in 0..R {
-            walk.sums[r] += X::dot(&raw[s][r], &chunk, phase);
+            // SAFETY: the whole warp is here; a block's lanes have the same rows and steps.
+            let raw = unsafe { F::gather(&held[s][r], phase) };
+            walk.sums[r] += X::dot(&raw, &chunk, phase);
         }
     }
     if ends {
@@ -82,7 +84,7 @@ unsafe fn step<F: FormatQ8, X: Operand<F>, const R: usize, const S: usize>(
 /// - The items and `place` allow of what `ready` and `store` ask: the one is called once by every lane, the other by
 ///   all lanes of the warp together, once an item.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn sweep<F: FormatQ8, X: Operand<F>, const R: usize, const S: usize>(
+pub(in crate::kernels) unsafe fn sweep<F: FormatHeld, X: Operand<F>, const R: usize, const S: usize>(
     place: Lane,
     items: Items,
     rows: impl Fn(u32) -> [Row; R],
@@ -93,7 +95,7 @@ pub(in crate::kernels) unsafe fn sweep<F: FormatQ8, X: Operand<F>, const R: usiz
     let first = rows(items.first.min(items.end - 1));
     let mut walk = Walk { item: items.first, done: 0, rows: first, sums: [0.0; R] };
     // SAFETY: the rows have `place.chunks` chunks.
-    let mut even = unsafe { place.load_step::<F, R, S>(&walk.rows, 0) };
+    let mut even = unsafe { place.hold_step::<F, R, S>(&walk.rows, 0) };
     let with = (place, items, ready());
     if walk.item >= items.end {
         return;
