@@ -166,7 +166,7 @@ pub(super) unsafe fn matvec<F: Format, X: Operand<F>, const R: usize, const S: u
             unsafe {
                 let y = o.y.add(route as usize * p.y_stride as usize);
                 for (row, sum) in (first_row..).zip(sums) {
-                    store(&o, y, expert_row, row, *sum, p);
+                    store(&o, y, expert_row, row, *sum, residual(y, row, p), p);
                 }
             }
         }
@@ -250,26 +250,45 @@ pub(super) unsafe fn group_sum<const R: usize>(mut sums: [f32; R], lanes: u32) -
     sums
 }
 
-/// Writes row `row` of `y`, if there is one.
+/// What is added to row `row` of the product: with [`MATVEC_ACCUMULATE`] the row of `y`, if there is one.
+///
+/// # Safety
+/// `y` has `p.rows` elements.
+#[inline(always)]
+pub(super) unsafe fn residual(y: *const f32, row: u32, p: &MatvecParams) -> f32 {
+    if p.flags & MATVEC_ACCUMULATE != 0 && row < p.rows {
+        // SAFETY: the caller's promise.
+        return unsafe { ld(y.add(row as usize)) };
+    }
+    0.0
+}
+
+/// Writes row `row` of `y`, if there is one; with [`MATVEC_ACCUMULATE`] `residual` is added.
 ///
 /// # Safety
 /// `y` has `p.rows` elements and `o.bias`, if not null, `expert_row + p.rows`.
 #[inline(always)]
-pub(super) unsafe fn store(o: &Pointers, y: *mut f32, expert_row: u64, row: u32, sum: f32, p: &MatvecParams) {
+pub(super) unsafe fn store(
+    o: &Pointers,
+    y: *mut f32,
+    expert_row: u64,
+    row: u32,
+    mut sum: f32,
+    residual: f32,
+    p: &MatvecParams,
+) {
     if row >= p.rows {
         return;
     }
+    if p.flags & MATVEC_ACCUMULATE != 0 {
+        sum += residual;
+    }
     // SAFETY: the caller's promise.
     unsafe {
-        let y = y.add(row as usize);
-        let mut sum = sum;
-        if p.flags & MATVEC_ACCUMULATE != 0 {
-            sum += ld(y);
-        }
         if !o.bias.is_null() {
             sum += ld(o.bias.add(expert_row as usize + row as usize));
         }
-        st(y, sum);
+        st(y.add(row as usize), sum);
     }
 }
 

@@ -7,7 +7,7 @@
 use cuda_std::{pdl, prelude::*};
 
 use super::format::{self, FormatHeld, Row};
-use super::matvec::{Items, Lane, Operand, Pointers, Quantized, store, sweep};
+use super::matvec::{Items, Lane, Pointers, Quantized, StagedQuantized, residual, store, sweep};
 use crate::blocks::GgmlType;
 use crate::params::{MatvecParams, MatvecShape, WARP};
 
@@ -15,6 +15,14 @@ use crate::params::{MatvecParams, MatvecShape, WARP};
 pub const THREADS: u32 = 256;
 /// Blocks of a grid that fit a multiprocessor at once.
 pub const BLOCKS_A_MULTIPROCESSOR: u32 = 2;
+
+/// The longest rows: they fit the shared memory that every device has.
+pub const MAX_COLS: u32 = 32768;
+
+/// Shared memory for a row of `cols` columns.
+pub const fn shared_bytes(cols: u32) -> u32 {
+    StagedQuantized::bytes(cols)
+}
 
 /// What a warp multiplies at a time of a matrix with `rows` rows: `MatvecShape::swept` rows for each group of lanes.
 pub const fn n_items(rows: u32, rows_a_group: u32, lanes_log2: u32) -> u32 {
@@ -51,19 +59,25 @@ unsafe fn matvec_swept<F: FormatHeld, const R: usize, const S: usize>(o: &Pointe
     let ready = || {
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
-        // SAFETY: there is one row.
-        unsafe { Operand::<F>::row(x, 0, p.x_stride) }
+        let cols = p.chunks * F::CHUNK_ELEMS;
+        let staged = StagedQuantized::at(0, cols);
+        // SAFETY: all of the block comes here; the row has those columns.
+        unsafe { staged.copy(x, cols, THREADS) };
+        staged
     };
-    let put = |item: u32, sums: [f32; R]| {
+    // SAFETY: `y` has the rows.
+    let begin =
+        |item: u32| -> [f32; R] { core::array::from_fn(|r| unsafe { residual(o.y, first_row(item) + r as u32, p) }) };
+    let put = |item: u32, sums: [f32; R], residuals: [f32; R]| {
         if place.lane == 0 {
             for r in 0..R {
                 // SAFETY: `y` and `bias` have the rows, and `store` leaves out those that are not there.
-                unsafe { store(o, o.y, 0, first_row(item) + r as u32, sums[r], p) };
+                unsafe { store(o, o.y, 0, first_row(item) + r as u32, sums[r], residuals[r], p) };
             }
         }
     };
     // SAFETY: items are the same in a warp; the rows exist and have `p.chunks` chunks, as the activations have.
-    unsafe { sweep::<F, Quantized, R, S>(place, items, rows, ready, put) }
+    unsafe { sweep::<F, StagedQuantized, [f32; R], R, S>(place, items, rows, ready, begin, put) }
 }
 
 macro_rules! entries {
@@ -73,10 +87,11 @@ macro_rules! entries {
         /// `w: [rows, cols]` planar; `qs: [cols]`, `d: [cols/16]`, `s: [cols/16]`, as `quantize_q8` writes them;
         /// `y: [rows]`; `bias: [rows]` or null.
         ///
-        /// Grid: `(blocks, 1, 1)`, any number, blocks of [`THREADS`] lanes.
+        /// Grid: `(blocks, 1, 1)`, any number, blocks of [`THREADS`] lanes, [`shared_bytes`] of shared memory.
         ///
         /// # Safety
-        /// As [`matvec_q8_0_q8`](super::matvec::matvec_q8_0_q8), with one token, one expert and no ids.
+        /// As [`matvec_q8_0_q8`](super::matvec::matvec_q8_0_q8), with one token, one expert and no ids; `x` has at most
+        /// [`MAX_COLS`] columns.
         #[kernel(max_threads = 256, min_blocks = 2)]
         pub unsafe fn $name(
             w: *const u8, qs: *const i8, d: *const f32, s: *const f32, y: *mut f32, bias: *const f32, p: MatvecParams,

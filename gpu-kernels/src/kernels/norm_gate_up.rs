@@ -90,7 +90,7 @@ unsafe fn norm_gate_up<F: FormatHeld, const R: usize, const S: usize>(
         core::array::from_fn(|r| unsafe { Row::new::<F>(w, &p.planes, u64::from(row) + r as u64, p.chunks) })
     };
     let sums = dynamic::<f32>(staged_bytes(p.cols));
-    let store = |item: u32, row_sums: [f32; R]| {
+    let store = |item: u32, row_sums: [f32; R], ()| {
         let count = item >> passes_log2;
         let (sums, at) = (sums.add(count % 2 * UNIT), first(item));
         // SAFETY: the whole block comes here for each item. Between a unit's barrier and its sums' place being written
@@ -120,7 +120,7 @@ unsafe fn norm_gate_up<F: FormatHeld, const R: usize, const S: usize>(
             pdl::launch_dependents();
             row.stage(norm, None, false)
         };
-        sweep::<F, StagedQuantized, R, S>(place, items, rows, ready, store)
+        sweep::<F, StagedQuantized, (), R, S>(place, items, rows, ready, |_| (), store)
     }
 }
 

@@ -131,7 +131,7 @@ unsafe fn norm_matvecs<F: FormatHeld, const R: usize, const S: usize>(
             unsafe { Row::new::<F>(w, &part.planes, u64::from(row), p.chunks) }
         })
     };
-    let store = |item: u32, sums: [f32; R]| {
+    let store = |item: u32, sums: [f32; R], ()| {
         let (part, _, y) = part(o, p, 0, item);
         let first = first_row(&part, item);
         if place.lane == 0 {
@@ -145,7 +145,7 @@ unsafe fn norm_matvecs<F: FormatHeld, const R: usize, const S: usize>(
     };
     // SAFETY: items are the same in a warp; the rows exist and have `p.chunks` chunks, as the row has. All of the block
     // goes through `ready`.
-    unsafe { sweep::<F, StagedQuantized, R, S>(place, items, rows, || ready(o, norm, p), store) }
+    unsafe { sweep::<F, StagedQuantized, (), R, S>(place, items, rows, || ready(o, norm, p), |_| (), store) }
 }
 
 /// The normed row in shared memory, with the products in F32 done on the way: their weights are the first to arrive.

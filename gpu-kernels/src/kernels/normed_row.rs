@@ -14,7 +14,7 @@ const QS: u32 = 32 * 4;
 
 /// Shared memory for the quantised row of `cols` columns.
 pub(super) const fn staged_bytes(cols: u32) -> u32 {
-    QS + cols + 2 * 4 * (cols / Q8_BLOCK)
+    QS + StagedQuantized::bytes(cols)
 }
 
 /// The row, the norm's weights, and where the normed row goes.
@@ -53,8 +53,7 @@ impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     /// have the results with `keep`, and `plain`.
     #[inline(always)]
     pub(super) unsafe fn stage(&self, norm: &Norm, plain: Option<Shared<F32x4>>, keep: bool) -> StagedQuantized {
-        let d = dynamic::<f32>(QS + self.cols);
-        let staged = StagedQuantized { qs: dynamic(QS), d, s: d.add(self.cols / Q8_BLOCK) };
+        let staged = StagedQuantized::at(QS, self.cols);
         // SAFETY: the caller's promise; a lane alone has the elements, and four lanes have a block.
         unsafe {
             self.row.norm(norm.x, self.eps, |at, live, v| {

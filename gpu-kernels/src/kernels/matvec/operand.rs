@@ -136,6 +136,9 @@ impl<F: FormatQ8> Operand<F> for Quantized {
     }
 }
 
+/// Blocks of sixteen that a lane loads together where it copies a row.
+const COPIED: usize = 3;
+
 /// One row of `x` in shared memory, quantised.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct StagedQuantized {
@@ -145,6 +148,45 @@ pub(in crate::kernels) struct StagedQuantized {
 }
 
 impl StagedQuantized {
+    /// Shared memory for a row of `cols` columns.
+    pub(in crate::kernels) const fn bytes(cols: u32) -> u32 {
+        cols + 2 * 4 * (cols / Q8_BLOCK)
+    }
+
+    /// A row of `cols` columns in shared memory from byte `offset` on; it is yet to be written.
+    #[inline(always)]
+    pub(in crate::kernels) fn at(offset: u32, cols: u32) -> Self {
+        let d = dynamic::<f32>(offset + cols);
+        Self { qs: dynamic(offset), d, s: d.add(cols / Q8_BLOCK) }
+    }
+
+    /// Copies row `x` to its place, by the `threads` lanes of a block. Ends with a barrier.
+    ///
+    /// # Safety
+    /// The whole block comes here, with that shared memory, which nobody uses; `x` has `cols` columns, at least 16.
+    #[inline(always)]
+    pub(in crate::kernels) unsafe fn copy(self, x: Quantized, cols: u32, threads: u32) {
+        let n = cols / Q8_BLOCK;
+        let mut first = thread::thread_idx_x();
+        while first < n {
+            let place = |k: usize| first + k as u32 * threads;
+            // SAFETY: the row has the blocks of sixteen below `n`.
+            let runs: [_; COPIED] = core::array::from_fn(|k| unsafe { x.run(place(k).min(n - 1) * Q8_BLOCK, true) });
+            for k in 0..COPIED {
+                if place(k) < n {
+                    // SAFETY: as above; a lane alone has the block.
+                    unsafe {
+                        self.qs.set(place(k), U32x4::from_array(runs[k].qs));
+                        self.d.set(place(k), runs[k].d);
+                        self.s.set(place(k), runs[k].s);
+                    }
+                }
+            }
+            first += COPIED as u32 * threads;
+        }
+        block::sync_threads(); // the row is whole before it is read
+    }
+
     /// As [`Quantized::run`].
     ///
     /// # Safety

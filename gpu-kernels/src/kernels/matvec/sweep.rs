@@ -16,8 +16,10 @@ pub(in crate::kernels) struct Items {
 }
 
 /// Where a lane is, and the sums of its item so far.
-struct Walk<const R: usize> {
+struct Walk<E, const R: usize> {
     item: u32,
+    /// What `begin` gave for it.
+    extra: E,
     /// Chunks of the item's rows that are multiplied.
     done: u32,
     /// The rows that are loaded from.
@@ -30,11 +32,12 @@ struct Walk<const R: usize> {
 /// # Safety
 /// As [`sweep`]; `held` are the weights at `walk`, which is below `items.end`.
 #[inline(always)]
-unsafe fn step<F: FormatHeld, X: Operand<F>, const R: usize, const S: usize>(
-    walk: &mut Walk<R>,
+unsafe fn step<F: FormatHeld, X: Operand<F>, E: Copy, const R: usize, const S: usize>(
+    walk: &mut Walk<E, R>,
     (place, items, x): (Lane, Items, X),
     rows: &impl Fn(u32) -> [Row; R],
-    store: &mut impl FnMut(u32, [f32; R]),
+    begin: &impl Fn(u32) -> E,
+    store: &mut impl FnMut(u32, [f32; R], E),
     held: &[[F::Held; R]; S],
 ) -> Option<[[F::Held; R]; S]> {
     let (start, phase) = (F::start(place.lane), place.lane % F::BLOCK_CHUNKS);
@@ -67,14 +70,18 @@ unsafe fn step<F: FormatHeld, X: Operand<F>, const R: usize, const S: usize>(
     }
     if ends {
         // SAFETY: the whole warp is here: its lanes have the same items and steps.
-        store(item, unsafe { group_sum(walk.sums, (1u32 << place.lanes_log2).min(WARP)) });
+        store(item, unsafe { group_sum(walk.sums, (1u32 << place.lanes_log2).min(WARP)) }, walk.extra);
         walk.sums = [0.0; R];
+        if next.is_some() {
+            walk.extra = begin(walk.item);
+        }
     }
     next
 }
 
 /// For each of the warp's items the products of `R` rows, `S` chunks of each a step, given to `store` in every lane of
-/// the group. `ready` makes the activations once the first weights are under way.
+/// the group, with what `begin` gave for the item when it was begun: loads for `store`. `ready` makes the activations once
+/// the first weights are under way.
 ///
 /// The sums have the order of [`matvec`](super::matvec).
 ///
@@ -84,27 +91,28 @@ unsafe fn step<F: FormatHeld, X: Operand<F>, const R: usize, const S: usize>(
 /// - The items and `place` allow of what `ready` and `store` ask: the one is called once by every lane, the other by
 ///   all lanes of the warp together, once an item.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn sweep<F: FormatHeld, X: Operand<F>, const R: usize, const S: usize>(
+pub(in crate::kernels) unsafe fn sweep<F: FormatHeld, X: Operand<F>, E: Copy, const R: usize, const S: usize>(
     place: Lane,
     items: Items,
     rows: impl Fn(u32) -> [Row; R],
     ready: impl FnOnce() -> X,
-    mut store: impl FnMut(u32, [f32; R]),
+    begin: impl Fn(u32) -> E,
+    mut store: impl FnMut(u32, [f32; R], E),
 ) {
     // A warp without an item reads the last one's first weights: `ready` may want all of the block.
     let first = rows(items.first.min(items.end - 1));
-    let mut walk = Walk { item: items.first, done: 0, rows: first, sums: [0.0; R] };
     // SAFETY: the rows have `place.chunks` chunks.
-    let mut even = unsafe { place.hold_step::<F, R, S>(&walk.rows, 0) };
+    let mut even = unsafe { place.hold_step::<F, R, S>(&first, 0) };
     let with = (place, items, ready());
-    if walk.item >= items.end {
+    if items.first >= items.end {
         return;
     }
+    let mut walk = Walk { item: items.first, extra: begin(items.first), done: 0, rows: first, sums: [0.0; R] };
     // Two steps a turn, so that no register is copied: a copy would wait for the load.
     // SAFETY: the caller's promise; each step is multiplied after it was loaded.
     unsafe {
-        while let Some(odd) = step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &even) {
-            let Some(next) = step::<F, X, R, S>(&mut walk, with, &rows, &mut store, &odd) else { return };
+        while let Some(odd) = step::<F, X, E, R, S>(&mut walk, with, &rows, &begin, &mut store, &even) {
+            let Some(next) = step::<F, X, E, R, S>(&mut walk, with, &rows, &begin, &mut store, &odd) else { return };
             even = next;
         }
     }

@@ -188,7 +188,7 @@ pub fn matvec_q8<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<u6
     check.apart("y", op.y, x.qs)?;
     check.apart("y", op.y, x.d)?;
     check.apart("y", op.y, x.s)?;
-    if op.tokens == 1 && op.experts.is_none() {
+    if op.tokens == 1 && op.experts.is_none() && x.cols <= swept::MAX_COLS {
         launch_swept(device, op, x)?;
         return Ok(op.bytes() + Q8::bytes(u64::from(op.w.cols())));
     }
@@ -228,6 +228,7 @@ fn launch_swept<D: Device>(device: &D, op: &Matvec<'_>, x: Q8<'_>) -> Result<()>
     let properties = device.properties();
     let most = properties.n_sm * swept::BLOCKS_A_MULTIPROCESSOR;
     let launch = Launch::linear(items.div_ceil(swept::THREADS / WARP).min(most), swept::THREADS);
+    let launch = launch.shared(swept::shared_bytes(op.w.cols()));
     let launch = Launch { pdl: op.dependent && properties.capability >= (9, 0), ..launch };
     let (_, bias) = op.optional();
     let args = (op.w.data().ptr(), x.qs.ptr(), x.d.ptr(), x.s.ptr(), op.y.ptr_mut(), bias, params);
