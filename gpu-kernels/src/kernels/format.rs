@@ -82,8 +82,8 @@ pub trait FormatQ8: Format {
 
 /// A format whose chunks a warp holds together: what neighbouring lanes have in common is held once, by parts.
 ///
-/// So more weights are under way in the same registers. A warp whose lanes are as many as a row's or whole parts of it
-/// takes the chunks; `phase` is the lane's number, modulo the chunks of a block.
+/// So more weights are under way in the same registers. As many neighbouring lanes as a block has chunks take one each;
+/// `phase` is a lane's place among them.
 pub trait FormatHeld: FormatQ8 {
     /// What a lane holds of a chunk.
     type Held: Copy;
