@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use gpu_kernels::blocks::GgmlType;
 use host::cpu::dequant::dequantize_row;
+use host::cuda::KernelSource;
 use host::engine::{self, DeviceChoice};
 use host::gguf::Gguf;
 use host::gpu::BackendOptions;
@@ -139,7 +140,7 @@ impl Checks {
         let limits = Limits { n_pages, n_slots: 1, n_batch: N_BATCH, n_outputs: N_BATCH };
         let path = &first.model;
         let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
-        let executor = engine::load_with(Arc::new(gguf), device, limits, form.options());
+        let executor = engine::load_with(Arc::new(gguf), device, &KernelSource::Embedded, limits, form.options());
         executor.with_context(|| format!("{} on {device}", path.display()))
     }
 

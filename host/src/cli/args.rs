@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::cuda::KernelSource;
 use crate::engine::{DeviceChoice, EngineOptions, Sampling};
 use crate::gpu::{Activations, BackendOptions, KvType};
 
@@ -40,6 +41,7 @@ impl ModelArgs {
         EngineOptions {
             device: self.device.clone(),
             gpu: self.gpu.options(),
+            kernels: self.gpu.kernels(),
             n_ctx: self.ctx,
             n_batch: self.batch,
             n_draft: self.draft,
@@ -53,7 +55,7 @@ const GPU: &str = "GPU";
 const SAMPLING: &str = "Sampling";
 
 /// How a GPU computes.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct GpuArgs {
     /// What the matrix products take: int8 blocks, or f32 for comparisons.
     #[arg(help_heading = GPU, long, value_enum, default_value_t = ActivationsArg::Int8, value_name = "TYPE")]
@@ -70,6 +72,9 @@ pub(super) struct GpuArgs {
     /// One kernel for each operation: the reference that fused kernels are held against.
     #[arg(help_heading = GPU, long)]
     no_fuse: bool,
+    /// Load the kernels from this folder's *.ptx files instead of the built-in ones.
+    #[arg(help_heading = GPU, long, value_name = "DIR")]
+    ptx: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -85,7 +90,12 @@ enum KvArg {
 }
 
 impl GpuArgs {
-    pub(super) fn options(self) -> BackendOptions {
+    /// Where a CUDA device's kernels come from.
+    pub(super) fn kernels(&self) -> KernelSource {
+        self.ptx.clone().map_or(KernelSource::Embedded, KernelSource::Folder)
+    }
+
+    pub(super) fn options(&self) -> BackendOptions {
         BackendOptions {
             activations: match self.activations {
                 ActivationsArg::F32 => Activations::F32,

@@ -85,7 +85,7 @@ pub(super) fn bench(args: Args) -> Result<(), CliError> {
     let path = default_model(args.model.as_deref())?;
     let gguf = Arc::new(Gguf::open(&path)?);
     let start = Instant::now();
-    let executor = engine::load_with(gguf, &args.device, limits(&args)?, args.gpu.options())?;
+    let executor = engine::load_with(gguf, &args.device, &args.gpu.kernels(), limits(&args)?, args.gpu.options())?;
     let load_s = start.elapsed().as_secs_f64();
     let mut bench = Bench { executor, interrupt, logits: Vec::new(), ids: Vec::new() };
     let mut report = Report::new(path.display().to_string(), args.device.to_string(), load_s);

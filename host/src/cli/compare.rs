@@ -77,7 +77,8 @@ pub(super) fn compare(mut args: Args) -> Result<(), CliError> {
         None => reference(gguf.clone(), &args, &mut ids, &interrupt)?,
     };
     let sequence = Sequence { ids: &ids, n_batch: args.batch };
-    let mut executor = engine::load_with(gguf, &args.device, sequence.limits()?, args.gpu.options())?;
+    let mut executor =
+        engine::load_with(gguf, &args.device, &args.gpu.kernels(), sequence.limits()?, args.gpu.options())?;
     let n_vocab = executor.config().n_vocab;
     if reference.len() != ids.len() * n_vocab {
         let (found, wanted) = (reference.len(), ids.len() * n_vocab);
@@ -98,7 +99,7 @@ fn reference(gguf: Arc<Gguf>, args: &Args, ids: &mut Vec<u32>, interrupt: &Inter
     let n_pages = u32::try_from(n_tokens.div_ceil(PAGE_TOKENS as usize))
         .map_err(|_| CliError::Usage("the sequence is too long".to_owned()))?;
     let limits = Limits { n_pages, n_slots: 1, n_batch: args.batch, n_outputs: args.batch };
-    let mut executor = engine::load_with(gguf, &args.against, limits, args.gpu.options())?;
+    let mut executor = engine::load_with(gguf, &args.against, &args.gpu.kernels(), limits, args.gpu.options())?;
     let mut all = Vec::new();
     for_each_row(executor.as_mut(), &Sequence { ids, n_batch: args.batch }, interrupt, |row| {
         all.extend_from_slice(row);

@@ -41,7 +41,8 @@ pub(super) fn logits(args: Args) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let gguf = Arc::new(Gguf::open(&default_model(args.model.as_deref())?)?);
     let sequence = Sequence { ids: &args.ids, n_batch: args.batch };
-    let mut executor = engine::load_with(gguf, &args.device, sequence.limits()?, args.gpu.options())?;
+    let mut executor =
+        engine::load_with(gguf, &args.device, &args.gpu.kernels(), sequence.limits()?, args.gpu.options())?;
     let io_error = |source| CliError::File { path: args.output.clone(), source };
     let mut out = BufWriter::new(File::create(&args.output).map_err(io_error)?);
     for_each_row(executor.as_mut(), &sequence, &interrupt, |row| {

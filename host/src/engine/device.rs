@@ -31,7 +31,12 @@ impl OpenDevice {
     ///
     /// # Errors
     /// There is no such device, or a kernel is missing for the model. `Auto` takes the CPU then.
-    pub(super) fn open(choice: &DeviceChoice, config: &Config, weights_bytes: u64) -> Result<OpenDevice, EngineError> {
+    pub(super) fn open(
+        choice: &DeviceChoice,
+        kernels: &KernelSource,
+        config: &Config,
+        weights_bytes: u64,
+    ) -> Result<OpenDevice, EngineError> {
         let failed = |why: String| EngineError::Device { device: choice.to_string(), why };
         match choice {
             DeviceChoice::Cpu => Ok(OpenDevice::Cpu),
@@ -39,9 +44,9 @@ impl OpenDevice {
                 check_config(config).map_err(|e| failed(e.to_string()))?;
                 Ok(OpenDevice::Emulated(Arc::new(Emulated::new())))
             }
-            DeviceChoice::Cuda(selector) => open_cuda(selector.as_deref(), config).map_err(failed),
+            DeviceChoice::Cuda(selector) => open_cuda(selector.as_deref(), kernels, config).map_err(failed),
             DeviceChoice::Auto => {
-                let opened = open_cuda(None, config).and_then(|device| match device.free_bytes() {
+                let opened = open_cuda(None, kernels, config).and_then(|device| match device.free_bytes() {
                     Some(free) if free <= weights_bytes => {
                         Err(format!("the weights need {weights_bytes} bytes, {free} are free"))
                     }
@@ -111,13 +116,13 @@ impl OpenDevice {
 }
 
 /// Opens a GPU, or says why not.
-fn open_cuda(selector: Option<&str>, config: &Config) -> Result<OpenDevice, String> {
+fn open_cuda(selector: Option<&str>, kernels: &KernelSource, config: &Config) -> Result<OpenDevice, String> {
     let selector: Selector = selector.unwrap_or_default().parse().map_err(|e: cuda::SelectorError| e.to_string())?;
     check_config(config).map_err(|e| e.to_string())?;
-    if let Some(why) = crate::gpu::ptx::WITHOUT_PTX {
+    if let (KernelSource::Embedded, Some(why)) = (kernels, crate::gpu::ptx::WITHOUT_PTX) {
         return Err(format!("this program has no GPU kernels: {why}"));
     }
-    let device = CudaDevice::open(&selector, &KernelSource::Embedded).map_err(|e| e.to_string())?;
+    let device = CudaDevice::open(&selector, kernels).map_err(|e| e.to_string())?;
     tracing::info!("device {}, kernels for {}", device.info(), device.kernels().target());
     Ok(OpenDevice::Cuda(Arc::new(device)))
 }

@@ -10,6 +10,7 @@ use super::options::{CPU_BATCH, DeviceChoice, EngineOptions};
 use super::plan::{MemoryPlan, choose_n_ctx};
 use crate::backend::PAGE_TOKENS;
 use crate::chat::Template;
+use crate::cuda::KernelSource;
 use crate::gguf::Gguf;
 use crate::gpu::BackendOptions;
 use crate::model::config::Config;
@@ -22,7 +23,7 @@ pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, Engin
     let tokenizer = read_tokenizer(path, &gguf)?;
     let template = read_template(&gguf, tokenizer.as_ref(), options)?;
     let mut options = options.clone();
-    let device = OpenDevice::open(&options.device, &config, weights_bytes(&gguf))?;
+    let device = OpenDevice::open(&options.device, &options.kernels, &config, weights_bytes(&gguf))?;
     let limits = choose_limits(&config, &mut options, &device, weights_bytes(&gguf))?;
     let executor = device.load(gguf, limits, options.gpu, options.n_draft > 0)?;
     Engine::new(executor, tokenizer, template, &options)
@@ -33,21 +34,23 @@ pub(super) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, Engin
 /// # Errors
 /// The file is damaged, or the device is not there or too small.
 pub fn load(gguf: Arc<Gguf>, device: &DeviceChoice, limits: Limits) -> Result<Box<dyn Executor>, EngineError> {
-    load_with(gguf, device, limits, BackendOptions::default())
+    load_with(gguf, device, &KernelSource::Embedded, limits, BackendOptions::default())
 }
 
-/// [`load`] with options for a GPU.
+/// [`load`] with options for a GPU, and its kernels.
 ///
 /// # Errors
 /// As there.
 pub fn load_with(
     gguf: Arc<Gguf>,
     device: &DeviceChoice,
+    kernels: &KernelSource,
     limits: Limits,
     options: BackendOptions,
 ) -> Result<Box<dyn Executor>, EngineError> {
     let config = Config::from_gguf(&gguf)?;
-    OpenDevice::open(device, &config, weights_bytes(&gguf))?.load(gguf, limits, options, false)
+    let device = OpenDevice::open(device, kernels, &config, weights_bytes(&gguf))?;
+    device.load(gguf, limits, options, false)
 }
 
 /// Bytes of all tensors.

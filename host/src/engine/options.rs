@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::cuda::KernelSource;
 use crate::gpu::BackendOptions;
 
 /// Which device runs the model.
@@ -59,6 +60,8 @@ pub struct EngineOptions {
     pub device: DeviceChoice,
     /// How a GPU computes and keeps keys and values.
     pub gpu: BackendOptions,
+    /// Where a CUDA device's kernels come from.
+    pub kernels: KernelSource,
     /// Tokens a sequence can hold, prompt and reply together; `None` takes the model's own, up to a cap.
     pub n_ctx: Option<u32>,
     /// Sequences that run at once.
@@ -83,6 +86,7 @@ impl Default for EngineOptions {
         Self {
             device: DeviceChoice::Auto,
             gpu: BackendOptions::default(),
+            kernels: KernelSource::Embedded,
             n_ctx: None,
             n_slots: 1,
             n_batch: 2048,
