@@ -8,8 +8,9 @@
 //! The tensor cores multiply 16 rows, twice as many as there are heads ([`mma_8`]). Queries, scaled, and softmax
 //! weights are rounded to f16 for that, as keys and values are; sums are f32.
 
-use super::fresh::{Fresh, Place};
-use super::heads::{HeadsParams, Projected};
+use super::fresh::Fresh;
+use super::heads::{HeadsParams, Kind, Projected, Vecs};
+use super::ring::Ring;
 use super::tile::{Pages, Tile};
 use super::{AttentionParams, CHUNK, Keys, SPLIT_KEYS, weight};
 use cuda_std::{cp_async, mma, opaque, pdl, prelude::*};
@@ -33,7 +34,60 @@ const fn ahead(head_dim: u32) -> u32 {
 pub const fn shared_bytes(head_dim: u32) -> u32 {
     let ring = WARPS * (ahead(head_dim) + 1) * CHUNK * head_dim * 2;
     assert!(ring >= WARPS * HEADS * (head_dim + PAD + 2) * 4, "the warps' results take the ring's place");
+    assert!(CHUNK * head_dim * 2 >= Fresh::bytes_a_warp(head_dim / 16), "heads take a tile's place");
     ring
+}
+
+/// What a block has to do.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) row: u32,
+    /// The position of the row.
+    pub(super) pos: u32,
+    pub(super) first_head: u32,
+    pub(super) heads: u32,
+    pub(super) head_kv: u32,
+    /// The sequence's row of the page table.
+    pub(super) table: *const u32,
+    /// Whether the newest key is among the block's.
+    pub(super) newest: bool,
+}
+
+/// Where a block's queries come from, of heads of `16·K`.
+pub(super) trait Queries<const K: usize> {
+    /// Whether only the queries and each row's newest key and value are the work of the grid ahead: then a block finds its
+    /// place before that has ended.
+    const ALONE: bool;
+    /// What is loaded that the grid ahead does not make.
+    type Early;
+    /// What is loaded of its work.
+    type Fetched;
+
+    /// Starts to load what the grid ahead does not make.
+    ///
+    /// # Safety
+    /// As the kernel.
+    unsafe fn early(&self) -> Self::Early;
+
+    /// Starts to load of its work.
+    ///
+    /// # Safety
+    /// As the kernel.
+    unsafe fn fetch(&self, at: Place) -> Self::Fetched;
+
+    /// The queries' fragments. `scratch` gives each warp's shared memory, [`Fresh::bytes_a_warp`]; `keep` is given the
+    /// newest key or value, by a warp, when all copies that the lanes started have arrived.
+    ///
+    /// # Safety
+    /// The whole block comes here, and nobody uses the shared memory; otherwise as the kernel.
+    unsafe fn ready(
+        &self,
+        at: Place,
+        loaded: (Self::Early, Self::Fetched),
+        scratch: impl Fn(u32) -> Shared<f32>,
+        keep: impl Fn(Kind, &Vecs),
+        scale: f32,
+    ) -> [[u32; 2]; K];
 }
 
 /// The open softmax of eight heads over a warp's keys. A lane has head `lane / 4`, and of the output two neighbouring
@@ -149,8 +203,8 @@ pub(super) fn fragments<const K: usize>(pair: impl Fn(u32, u32) -> F32x2, heads:
     clippy::too_many_arguments,
     reason = "a kernel's pointers are arguments of their own, so that they are known as global"
 )]
-unsafe fn attention<const K: usize, const AHEAD: u32>(
-    query: impl FnOnce(Place) -> [[u32; 2]; K],
+unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
+    queries: Q,
     k_cache: *const u16,
     v_cache: *const u16,
     pos: *const u32,
@@ -162,8 +216,13 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
     p: AttentionParams,
 ) {
     let head_dim = 16 * K as u32;
-    pdl::grid_dependency_wait();
-    pdl::launch_dependents();
+    let wait = || {
+        pdl::grid_dependency_wait();
+        pdl::launch_dependents();
+    };
+    if !Q::ALONE {
+        wait();
+    }
     let (item, split, n_split) = (thread::block_idx_x(), thread::block_idx_z(), thread::grid_dim_z());
     let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
     // SAFETY: the launcher checks that there are heads, `n_head` a multiple of `n_head_kv`; the rest is within the
@@ -184,47 +243,38 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
         let seen = (keys.begin, end);
         let stride = p.n_head_kv * head_dim;
         let table = page_table.add(ld(span.add(row as usize)) as usize * p.max_pages as usize);
-        let query = query(Place { row, pos, first_head, heads, head_kv, table, newest: end > pos });
+        let place = Place { row, pos, first_head, heads, head_kv, table, newest: end > pos };
         let head = head_kv as usize * head_dim as usize;
         let caches = [k_cache.add(head), v_cache.add(head)].map(|head| Pages { head, table, stride });
 
-        let ring = warp * (AHEAD + 1) * Tile::<K>::CHUNK_BYTES;
-        let tile = |slot: u32| Tile::<K>::at(ring + slot * Tile::<K>::CHUNK_BYTES);
-        let after = |slot: u32| if slot == AHEAD { 0 } else { slot + 1 };
-        // What is copied next: keys, then values of a chunk, to the slot that was used longest ago.
-        let (mut next, mut next_is_v, mut next_slot) = (from + warp * CHUNK, false, 0);
-        let mut copy_next = || {
-            if next < end {
-                let from = if next_is_v { caches[1] } else { caches[0] };
-                tile(next_slot).copy(from, (next, CHUNK), seen, (lane, warp::WARP_SIZE));
-            }
-            cp_async::commit();
-            next += if next_is_v { SPLIT_KEYS } else { 0 };
-            next_is_v = !next_is_v;
-            next_slot = after(next_slot);
-        };
-        let mut i = 0;
-        while i < AHEAD {
-            copy_next();
-            i += 1;
+        let mut ring = Ring::<K, AHEAD>::new(warp, caches, from + warp * CHUNK, (keys.begin, end));
+        let early = queries.early();
+        if Q::ALONE {
+            // Keys and values but the newest.
+            ring.fill(pos);
+            wait();
+        } else {
+            ring.fill(end);
         }
-        // The next tile in order, after its copies have arrived.
-        let mut slot = AHEAD;
-        let mut arrived = || {
-            warp::sync_warp(warp::FULL_MASK); // all lanes are done with the tile that is copied over
-            copy_next();
-            cp_async::wait::<AHEAD>();
-            warp::sync_warp(warp::FULL_MASK); // what other lanes copied is there as well
-            slot = after(slot);
-            tile(slot)
+        let loaded = (early, queries.fetch(place));
+        // Heads lie where the last tile of each ring will.
+        let scratch = |warp: u32| Ring::<K, AHEAD>::last(warp).cast();
+        // The newest go into a tile that was copied without them, if there is one.
+        let keep = |kind: Kind, x: &Vecs| {
+            let at = pos - from;
+            let tile = 2 * (at / SPLIT_KEYS) + u32::from(kind == Kind::Value);
+            if tile < AHEAD {
+                Ring::<K, AHEAD>::tile(at / CHUNK % WARPS, tile).set_row(at % CHUNK, x);
+            }
         };
+        let query = queries.ready(place, loaded, scratch, keep, p.scale);
 
         let mut partial = Partial::<K>::EMPTY;
         let mut chunk = from + warp * CHUNK;
         while chunk < end {
-            let scores = scores(&query, arrived(), chunk, seen);
+            let scores = scores(&query, ring.arrived(), chunk, seen);
             let (weights, kept) = partial.weigh(scores);
-            partial.add(weights, kept, arrived());
+            partial.add(weights, kept, ring.arrived());
             chunk += SPLIT_KEYS;
         }
         // A head's lanes add up.
@@ -277,15 +327,36 @@ unsafe fn attention<const K: usize, const AHEAD: u32>(
     }
 }
 
-/// [`attention`] of queries that are ready.
-///
-/// # Safety
-/// As [`attention_decode_d64`].
-#[inline(always)]
-unsafe fn queries<const K: usize>(q: *const f32, at: Place, p: &AttentionParams) -> [[u32; 2]; K] {
-    let q = q.wrapping_add((at.row as usize * p.n_head as usize + at.first_head as usize) * 16 * K);
-    // SAFETY: the element is in the row of a head that is there.
-    fragments(|head, dim| unsafe { ld(q.add((head as usize * 16 * K) + dim as usize).cast()) }, at.heads, p.scale)
+/// Queries that are ready, `[rows, n_head, 16·K]`.
+struct Ready {
+    q: *const f32,
+    n_head: u32,
+}
+
+impl<const K: usize> Queries<K> for Ready {
+    const ALONE: bool = false;
+    type Early = ();
+    type Fetched = ();
+
+    #[inline(always)]
+    unsafe fn early(&self) {}
+
+    #[inline(always)]
+    unsafe fn fetch(&self, _at: Place) {}
+
+    #[inline(always)]
+    unsafe fn ready(
+        &self,
+        at: Place,
+        _loaded: ((), ()),
+        _scratch: impl Fn(u32) -> Shared<f32>,
+        _keep: impl Fn(Kind, &Vecs),
+        scale: f32,
+    ) -> [[u32; 2]; K] {
+        let q = self.q.wrapping_add((at.row as usize * self.n_head as usize + at.first_head as usize) * 16 * K);
+        // SAFETY: the element is in the row of a head that is there.
+        fragments(|head, dim| unsafe { ld(q.add((head as usize * 16 * K) + dim as usize).cast()) }, at.heads, scale)
+    }
 }
 
 macro_rules! entries {
@@ -310,8 +381,9 @@ macro_rules! entries {
         ) {
             // SAFETY: the caller's promise is the same.
             unsafe {
-                attention::<{ $head_dim / 16 }, { ahead($head_dim) }>(
-                    |at| queries(q, at, &p), k_cache, v_cache, pos, span, list, page_table, partial_out, partial_max_sum, p,
+                attention::<{ $head_dim / 16 }, { ahead($head_dim) }, _>(
+                    Ready { q, n_head: p.n_head }, k_cache, v_cache, pos, span, list, page_table, partial_out,
+                    partial_max_sum, p,
                 )
             }
         }
@@ -335,9 +407,8 @@ macro_rules! entries {
             let fresh = Fresh { heads: projected, p: heads, k_cache, v_cache };
             // SAFETY: the caller's promise is the same.
             unsafe {
-                attention::<{ $head_dim / 16 }, { ahead($head_dim) }>(
-                    |at| fresh.ready(at, p.scale), k_cache, v_cache, pos, span, list, page_table, partial_out,
-                    partial_max_sum, p,
+                attention::<{ $head_dim / 16 }, { ahead($head_dim) }, _>(
+                    fresh, k_cache, v_cache, pos, span, list, page_table, partial_out, partial_max_sum, p,
                 )
             }
         }

@@ -4,11 +4,14 @@
 //! [`heads`](super::heads) does between the projections and attention, the blocks of attention can do for themselves: to
 //! the same bits, and a launch less. Several splits then make the same queries, which is less than the launch costs.
 
-use cuda_std::prelude::*;
+use cuda_std::{cp_async, prelude::*};
 
-use super::decode::{PAD, WARPS, fragments};
-use super::heads::{HeadsParams, Kind, Projected, store_head};
+use super::decode::{HEADS, PAD, Place, Queries, WARPS, fragments};
+use super::heads::{Common, HeadsParams, Kind, Loaded, Projected, Vecs, store_head};
 use crate::kernels::kv_cache::physical_token;
+
+/// Heads that a warp makes ready, at most: of the block's queries, its key and its value.
+const TASKS: usize = (HEADS + 2).div_ceil(WARPS) as usize;
 
 /// Heads as projected, to be made ready by the blocks that use them, and where the newest key and value go.
 pub(super) struct Fresh {
@@ -18,52 +21,98 @@ pub(super) struct Fresh {
     pub(super) v_cache: *mut u16,
 }
 
-/// What a block does before it looks at keys.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) row: u32,
-    /// The position of the row.
-    pub(super) pos: u32,
-    pub(super) first_head: u32,
-    pub(super) heads: u32,
-    pub(super) head_kv: u32,
-    /// The sequence's row of the page table.
-    pub(super) table: *const u32,
-    /// Whether the newest key is among the block's.
-    pub(super) newest: bool,
+impl Fresh {
+    /// Bytes of shared memory that [`Fresh::ready`] takes of each warp's, for heads of `16·k`.
+    pub(super) const fn bytes_a_warp(k: u32) -> u32 {
+        TASKS as u32 * (16 * k + PAD) * 4
+    }
 }
 
 impl Fresh {
-    /// The queries' fragments; the newest key and value are in the cache, for this block, after the call.
-    ///
-    /// # Safety
-    /// The whole block comes here, whose shared memory nobody uses; the operands are those of `attention_heads_f16`.
+    /// The `i`-th head that the warp makes ready, if there is one: the block's queries, then its key and its value, are
+    /// dealt out to the warps.
     #[inline(always)]
-    pub(super) unsafe fn ready<const K: usize>(&self, at: Place, scale: f32) -> [[u32; 2]; K] {
+    fn task(at: Place, i: usize) -> Option<(Kind, u32)> {
+        let task = thread::thread_idx_x() / warp::WARP_SIZE + i as u32 * WARPS;
+        if task < at.heads {
+            Some((Kind::Query, at.first_head + task))
+        } else if at.newest && task < at.heads + 2 {
+            Some((if task == at.heads { Kind::Key } else { Kind::Value }, at.head_kv))
+        } else {
+            None
+        }
+    }
+}
+
+impl<const K: usize> Queries<K> for Fresh {
+    const ALONE: bool = true;
+    type Early = Common<K>;
+    type Fetched = [Loaded; TASKS];
+
+    #[inline(always)]
+    unsafe fn early(&self) -> Common<K> {
+        // SAFETY: the caller's promise.
+        unsafe { Common::load(&self.heads, &self.p) }
+    }
+
+    /// All of a warp's heads are on their way before the first is used.
+    #[inline(always)]
+    unsafe fn fetch(&self, at: Place) -> [Loaded; TASKS] {
+        let mut x = [Loaded::NONE; TASKS];
+        let mut i = 0;
+        while i < TASKS {
+            if let Some((kind, head)) = Self::task(at, i) {
+                // SAFETY: the head exists.
+                x[i] = unsafe { self.heads.load(kind, (at.row as usize, head), &self.p) };
+            }
+            i += 1;
+        }
+        x
+    }
+
+    /// The newest key and value go to the cache as well.
+    #[inline(always)]
+    unsafe fn ready(
+        &self,
+        at: Place,
+        (common, fetched): (Common<K>, [Loaded; TASKS]),
+        scratch: impl Fn(u32) -> Shared<f32>,
+        keep: impl Fn(Kind, &Vecs),
+        scale: f32,
+    ) -> [[u32; 2]; K] {
         let (warp, row_elems) = (thread::thread_idx_x() / warp::WARP_SIZE, 16 * K as u32 + PAD);
-        let rows = dynamic::<f32>(0);
-        // The block's queries, then its key and its value.
-        let mut task = warp;
         // SAFETY: the heads exist; a warp has a row of shared memory for each.
         unsafe {
-            while task < at.heads + if at.newest { 2 } else { 0 } {
-                let (kind, head) = if task < at.heads {
-                    (Kind::Query, at.first_head + task)
-                } else {
-                    (if task == at.heads { Kind::Key } else { Kind::Value }, at.head_kv)
-                };
-                let x = self.heads.head(kind, (at.row as usize, head, at.pos), rows.add(task * row_elems), &self.p);
-                if kind != Kind::Query {
-                    let token = physical_token(at.table, at.pos) * self.p.n_head_kv as usize + head as usize;
-                    let cache = if kind == Kind::Key { self.k_cache } else { self.v_cache };
-                    store_head(cache.add(token * 16 * K), &x, 16 * K as u32);
+            let mut x = [[[0.0; 4]; 2]; TASKS];
+            let turns = common.at(at.pos, &self.p);
+            let mut i = 0;
+            while i < TASKS {
+                if let Some((kind, head)) = Self::task(at, i) {
+                    let mine = scratch(warp).add(i as u32 * row_elems);
+                    x[i] = common.finish(&self.heads, kind, (&fetched[i], &turns), mine, &self.p);
+                    if kind != Kind::Query {
+                        let token = physical_token(at.table, at.pos) * self.p.n_head_kv as usize + head as usize;
+                        let cache = if kind == Kind::Key { self.k_cache } else { self.v_cache };
+                        store_head(cache.add(token * 16 * K), &x[i], 16 * K as u32);
+                    }
                 }
-                task += WARPS;
+                i += 1;
             }
-            block::sync_threads(); // queries, key and value are written before they are read
-            let pair = |head: u32, dim: u32| rows.cast::<F32x2>().get((head * row_elems + dim) / 2);
+            cp_async::wait::<0>();
+            block::sync_threads(); // queries, key and value are written before they are read, and copies have arrived
+            let mut i = 0;
+            while i < TASKS {
+                if let Some((kind @ (Kind::Key | Kind::Value), _)) = Self::task(at, i) {
+                    keep(kind, &x[i]);
+                }
+                i += 1;
+            }
+            let pair = |head: u32, dim: u32| {
+                let row = scratch(head % WARPS).add(head / WARPS * row_elems);
+                row.cast::<F32x2>().get(dim / 2)
+            };
             let query = fragments(pair, at.heads, scale);
-            block::sync_threads(); // queries are read before tiles take their place
+            block::sync_threads(); // queries are read before tiles take their place, and tiles are whole
             query
         }
     }

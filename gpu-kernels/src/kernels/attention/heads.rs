@@ -17,6 +17,9 @@ pub const HEADS_PER_BLOCK: u32 = THREADS / warp::WARP_SIZE;
 /// The largest head: two vectors of four a lane.
 pub const MAX_HEAD_DIM: u32 = 256;
 
+/// Pairs of the largest head that a lane rotates.
+const MAX_PAIRS: usize = (MAX_HEAD_DIM / 2 / warp::WARP_SIZE) as usize;
+
 /// Scalars of [`attention_heads_f32`] and [`attention_heads_f16`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -51,34 +54,10 @@ pub const fn shared_bytes(head_dim: u32) -> u32 {
 /// # Safety
 /// Every lane of the warp comes here.
 #[inline(always)]
-unsafe fn square_sum(x: &[[f32; 4]; 2]) -> f32 {
+unsafe fn square_sum(x: &Vecs) -> f32 {
     let squares = x.map(|[x, y, z, w]| math::fma(x, x, math::fma(y, y, math::fma(z, z, w * w))));
     // SAFETY: the caller's promise.
     unsafe { warp::sum(squares[0]) + warp::sum(squares[1]) }
-}
-
-/// Rotates a head in shared memory by its row's position, a pair a lane at a time.
-///
-/// # Safety
-/// Every lane of the warp comes here, after the head was written; `turns` has `n_rot/2` elements.
-#[inline(always)]
-unsafe fn rotate(head: Shared<f32>, pos: u32, turns: *const u64, p: &HeadsParams) {
-    // SAFETY: the caller's promise; a lane alone touches a pair between the barriers.
-    unsafe {
-        warp::sync_warp(warp::FULL_MASK); // the head is whole
-        let n_pair = p.n_rot / 2;
-        let mut pair = warp::lane_id();
-        while pair < n_pair {
-            let (first, second) = if p.adjacent != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_pair) };
-            let (sin, cos) = math::sin_cos(angle(pos, ld(turns.add(pair as usize))));
-            let (sin, cos) = (sin * p.magnitude, cos * p.magnitude);
-            let (a, b) = (head.get(first), head.get(second));
-            head.set(first, a * cos - b * sin);
-            head.set(second, a * sin + b * cos);
-            pair += warp::WARP_SIZE;
-        }
-        warp::sync_warp(warp::FULL_MASK); // all pairs have turned
-    }
 }
 
 /// Where heads come from and what is done to them.
@@ -103,75 +82,180 @@ pub(super) enum Kind {
     Value,
 }
 
-impl Projected {
-    /// Head `head` of a row, at position `pos`, with its bias, normed and rotated: a lane has the four elements from
-    /// `4·lane` on and the four from `4·lane + 128` on, those that there are. A query or a key lies in `mine`, too, after
-    /// the call.
+/// What a lane has of a head: the four elements from `4·lane` on and the four from `4·lane + 128` on, zeros where there
+/// are none.
+pub(super) type Vecs = [[f32; 4]; 2];
+
+/// Where a lane's vectors start.
+#[inline(always)]
+pub(super) fn places() -> [u32; 2] {
+    [4 * warp::lane_id(), 4 * warp::lane_id() + 128]
+}
+
+/// Loads a lane's vectors. One past the end is the last one again.
+///
+/// # Safety
+/// A head lies at `from`, 16-byte aligned.
+#[inline(always)]
+unsafe fn load(from: *const f32, head_dim: u32) -> Vecs {
+    // SAFETY: the vectors are in the head.
+    places().map(|at| unsafe { ld(from.add(at.min(head_dim - 4) as usize).cast::<F32x4>()) }.to_array())
+}
+
+/// What a lane has of a head as it is projected, and of its bias; in place of what is past the end, the last again.
+#[derive(Clone, Copy)]
+pub(super) struct Loaded {
+    x: Vecs,
+    bias: Option<Vecs>,
+}
+
+impl Loaded {
+    /// No head.
+    pub(super) const NONE: Self = Self { x: [[0.0; 4]; 2], bias: None };
+}
+
+/// What all heads have in common, of `16·K` elements at most, and none of it a projection: the norms of queries and keys,
+/// and how the lane's pairs, `lane`, `lane + 32`, …, turn.
+pub(super) struct Common<const K: usize> {
+    norms: [Vecs; 2],
+    /// Of a turn a position; past a quarter of `K` there are none, but a const parameter cannot be divided.
+    turns: [u64; MAX_PAIRS],
+}
+
+/// Sine and cosine for the lane's pairs.
+type SinCos = [[f32; 2]; MAX_PAIRS];
+
+impl<const K: usize> Common<K> {
+    /// Pairs of a lane.
+    const PAIRS: usize = K.div_ceil(4);
+
+    /// Loads it.
     ///
     /// # Safety
-    /// Every lane of the warp comes here, with the same head, which is there; the operands are those of
-    /// [`attention_heads_f32`]; `mine` has room for a head that nobody else uses, 16-byte aligned.
+    /// The operands are those of [`attention_heads_f32`], `head_dim` at most `16·K`.
     #[inline(always)]
-    pub(super) unsafe fn head(
+    pub(super) unsafe fn load(from: &Projected, p: &HeadsParams) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let norms = [from.q_norm, from.k_norm]
+                .map(|norm| if norm.is_null() { [[0.0; 4]; 2] } else { load(norm, p.head_dim) });
+            let turns = core::array::from_fn(|i| {
+                let pair = warp::lane_id() + i as u32 * warp::WARP_SIZE;
+                if i < Self::PAIRS && pair < p.n_rot / 2 { ld(from.turns.add(pair as usize)) } else { 0 }
+            });
+            Self { norms, turns }
+        }
+    }
+
+    /// The turns of a row at position `pos`.
+    #[inline(always)]
+    pub(super) fn at(&self, pos: u32, p: &HeadsParams) -> SinCos {
+        core::array::from_fn(|i| {
+            if i >= Self::PAIRS {
+                return [0.0; 2];
+            }
+            let (sin, cos) = math::sin_cos(angle(pos, self.turns[i]));
+            [sin * p.magnitude, cos * p.magnitude]
+        })
+    }
+
+    /// Rotates a head in shared memory, a pair a lane at a time.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here, after the head was written.
+    #[inline(always)]
+    unsafe fn rotate(turns: &SinCos, head: Shared<f32>, p: &HeadsParams) {
+        // SAFETY: the caller's promise; a lane alone touches a pair between the barriers.
+        unsafe {
+            warp::sync_warp(warp::FULL_MASK); // the head is whole
+            let n_pair = p.n_rot / 2;
+            let mut i = 0;
+            while i < Self::PAIRS {
+                let pair = warp::lane_id() + i as u32 * warp::WARP_SIZE;
+                if pair < n_pair {
+                    let (first, second) =
+                        if p.adjacent != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_pair) };
+                    let ([sin, cos], a, b) = (turns[i], head.get(first), head.get(second));
+                    head.set(first, a * cos - b * sin);
+                    head.set(second, a * sin + b * cos);
+                }
+                i += 1;
+            }
+            warp::sync_warp(warp::FULL_MASK); // all pairs have turned
+        }
+    }
+
+    /// A head as loaded, with its bias, normed and rotated. A query or a key lies in `mine`, too, after the call.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here, with the same head; the operands are those of `load`; `mine` has room for a head
+    /// that nobody else uses, 16-byte aligned.
+    #[inline(always)]
+    pub(super) unsafe fn finish(
         &self,
+        from: &Projected,
         kind: Kind,
-        (row, head, pos): (usize, u32, u32),
+        (loaded, turns): (&Loaded, &SinCos),
         mine: Shared<f32>,
         p: &HeadsParams,
-    ) -> [[f32; 4]; 2] {
-        let lane = warp::lane_id();
-        let in_row = head as usize * p.head_dim as usize;
-        let kv_dim = p.n_head_kv as usize * p.head_dim as usize;
-        // SAFETY: the row and the head are within the caller's extents, as are the vectors that are live; the warp has
-        // `mine` for itself.
+    ) -> Vecs {
+        let mut x = loaded.x;
+        if let Some(bias) = loaded.bias {
+            x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] + bias[i][e]));
+        }
+        let ([a, b], inside) = (x, places().map(|at| at < p.head_dim));
+        x = [if inside[0] { a } else { [0.0; 4] }, if inside[1] { b } else { [0.0; 4] }];
+        if kind == Kind::Value {
+            return x;
+        }
+        let (norm, w) = if kind == Kind::Query { (from.q_norm, self.norms[0]) } else { (from.k_norm, self.norms[1]) };
+        // SAFETY: the caller's promise; the warp has `mine` for itself.
         unsafe {
-            let (from, bias, norm) = match kind {
-                Kind::Query => {
-                    let from = self.q.add((row * p.n_head as usize + head as usize) * p.q_stride as usize);
-                    (from, self.q_bias, self.q_norm)
-                }
-                Kind::Key => (self.k.add(row * kv_dim + in_row), self.k_bias, self.k_norm),
-                Kind::Value => (self.v.add(row * kv_dim + in_row), self.v_bias, core::ptr::null()),
-            };
-            let at = [4 * lane, 4 * lane + 128];
-            // A vector past the end is the last one again, and then zero.
-            let load = |from: *const f32| {
-                let [a, b] = at;
-                let last = p.head_dim - 4;
-                let vec = |at: u32| ld(from.add(at.min(last) as usize).cast::<F32x4>());
-                [vec(a).to_array(), vec(b).to_array()]
-            };
-            let mut x = load(from);
-            if !bias.is_null() {
-                let bias = load(bias.add(in_row));
-                x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] + bias[i][e]));
-            }
-            let [a, b] = x;
-            let (zero, inside) = ([0.0; 4], at.map(|at| at < p.head_dim));
-            x = [if inside[0] { a } else { zero }, if inside[1] { b } else { zero }];
             if !norm.is_null() {
-                let w = load(norm);
                 let scale = math::rsqrt(square_sum(&x) / p.head_dim as f32 + p.eps);
                 x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] * scale * w[i][e]));
             }
-            if kind != Kind::Value {
-                let mut i = 0;
-                while i < 2 {
-                    if at[i] < p.head_dim {
-                        mine.cast::<F32x4>().set(at[i] / 4, F32x4::from_array(x[i]));
-                    }
-                    i += 1;
+            let at = places();
+            let mut i = 0;
+            while i < 2 {
+                if at[i] < p.head_dim {
+                    mine.cast::<F32x4>().set(at[i] / 4, F32x4::from_array(x[i]));
                 }
-                rotate(mine, pos, self.turns, p);
-                let mut i = 0;
-                while i < 2 {
-                    if at[i] < p.head_dim {
-                        x[i] = mine.cast::<F32x4>().get(at[i] / 4).to_array();
-                    }
-                    i += 1;
-                }
+                i += 1;
             }
-            x
+            Self::rotate(turns, mine, p);
+            let mut i = 0;
+            while i < 2 {
+                if at[i] < p.head_dim {
+                    x[i] = mine.cast::<F32x4>().get(at[i] / 4).to_array();
+                }
+                i += 1;
+            }
+        }
+        x
+    }
+}
+
+impl Projected {
+    /// Loads head `head` of row `row` and its bias.
+    ///
+    /// # Safety
+    /// The head is there; the operands are those of [`attention_heads_f32`].
+    #[inline(always)]
+    pub(super) unsafe fn load(&self, kind: Kind, (row, head): (usize, u32), p: &HeadsParams) -> Loaded {
+        let in_row = head as usize * p.head_dim as usize;
+        let kv_dim = p.n_head_kv as usize * p.head_dim as usize;
+        // SAFETY: the row and the head are within the caller's extents.
+        unsafe {
+            let (from, bias) = match kind {
+                Kind::Query => {
+                    (self.q.add((row * p.n_head as usize + head as usize) * p.q_stride as usize), self.q_bias)
+                }
+                Kind::Key => (self.k.add(row * kv_dim + in_row), self.k_bias),
+                Kind::Value => (self.v.add(row * kv_dim + in_row), self.v_bias),
+            };
+            let x = load(from, p.head_dim);
+            Loaded { x, bias: if bias.is_null() { None } else { Some(load(bias.add(in_row), p.head_dim)) } }
         }
     }
 }
@@ -181,8 +265,8 @@ impl Projected {
 /// # Safety
 /// The cache has the head at `to`.
 #[inline(always)]
-pub(super) unsafe fn store_head<T: KvElem>(to: *mut T, x: &[[f32; 4]; 2], head_dim: u32) {
-    let at = [4 * warp::lane_id(), 4 * warp::lane_id() + 128];
+pub(super) unsafe fn store_head<T: KvElem>(to: *mut T, x: &Vecs, head_dim: u32) {
+    let at = places();
     let mut i = 0;
     while i < 2 {
         if at[i] < head_dim {
@@ -229,7 +313,9 @@ unsafe fn heads<T: KvElem>(
     unsafe {
         let pos = ld(pos.add(row));
         let mine = dynamic::<f32>(thread::thread_idx_x() / warp::WARP_SIZE * p.head_dim * 4);
-        let x = projected.head(kind, (row, head, pos), mine, &p);
+        let common = Common::<{ MAX_HEAD_DIM as usize / 16 }>::load(&projected, &p);
+        let loaded = projected.load(kind, (row, head), &p);
+        let x = common.finish(&projected, kind, (&loaded, &common.at(pos, &p)), mine, &p);
         if kind == Kind::Query {
             let to = q_out.add((row * p.n_head as usize + head as usize) * p.head_dim as usize);
             store_head(to, &x, p.head_dim);

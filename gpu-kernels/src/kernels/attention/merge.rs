@@ -125,6 +125,8 @@ pub struct MergeParams {
 /// - Partials, `pos`, `list` and `window` are those of [`attention_decode_d64`](super::decode::attention_decode_d64) or
 ///   [`attention_f32_d64_h1`](super::exact::attention_f32_d64_h1); `sinks` has `n_head` elements or is null.
 /// - `pairs` is null or `[rows, n_head, 2, head_dim]`, the second of each pair the gate.
+/// - The grid before in the stream is the only one still running (programmatic dependent launch); it writes nothing but
+///   the partials, and to the caches.
 /// - `out` is `[rows, n_head, head_dim]`; `qs` is null or has as many elements, `d` and `s` then a 16th of them.
 ///   They overlap nothing else. All but `sinks` are 16-byte aligned.
 #[kernel(max_threads = 256)]
@@ -141,29 +143,34 @@ pub unsafe fn attention_merge(
     s: *mut f32,
     p: MergeParams,
 ) {
-    pdl::grid_dependency_wait();
-    pdl::launch_dependents();
     let item_head = thread::block_idx_x();
-    // SAFETY: the head is below its count, so that is not zero; a lane alone writes its elements.
+    // SAFETY: the head is below its count, so that is not zero; a lane alone writes its elements. What is read before the
+    // wait is not the work of the grid ahead.
     unsafe {
         let (item, head_of_row) = math::div_rem(item_head, p.n_head);
         let row = if list.is_null() { item } else { ld(list.add(item as usize)) };
         let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(head_of_row as usize)) };
         let keys = Keys::new(ld(pos.add(row as usize)), p.window, p.n_split);
         let (first_elem, elems) = (thread::block_idx_y() * BLOCK_ELEMS, p.head_dim.min(BLOCK_ELEMS));
+        let head = row * p.n_head + head_of_row;
+        let in_head = (first_elem + 4 * thread::thread_idx_x()).min(p.head_dim - 4) as usize;
+        let gate = if pairs.is_null() {
+            None
+        } else {
+            Some(ld(pairs.add((2 * head as usize + 1) * p.head_dim as usize + in_head).cast::<F32x4>()).to_array())
+        };
+        pdl::grid_dependency_wait();
+        pdl::launch_dependents();
+
         let part = (p.head_dim, first_elem, elems);
         let mut merged = merge(partial_out, partial_max_sum, sink, keys, item_head, part, p.n_split);
-        let head = row * p.n_head + head_of_row;
 
         if thread::thread_idx_x() >= warp::WARP_SIZE {
             return; // a part has no more vectors than a warp has lanes; all of the warp is needed to quantise
         }
         let live = 4 * thread::thread_idx_x() < elems;
-        let in_head = (first_elem + 4 * thread::thread_idx_x()).min(p.head_dim - 4) as usize;
         let at = head as usize * p.head_dim as usize + in_head;
-        if !pairs.is_null() {
-            let gate = pairs.add((2 * head as usize + 1) * p.head_dim as usize + in_head);
-            let gate = ld(gate.cast::<F32x4>()).to_array();
+        if let Some(gate) = gate {
             merged = core::array::from_fn(|e| merged[e] * math::sigmoid(gate[e]));
         }
         if live {

@@ -8,6 +8,7 @@ use crate::kernels::kv_cache::PAGE_TOKENS;
 use cuda_std::{cp_async, mma, opaque, prelude::*};
 
 use super::CHUNK;
+use super::heads::{Vecs, places};
 
 /// Rows of `16·K` f16 in shared memory.
 #[derive(Clone, Copy)]
@@ -98,6 +99,24 @@ impl<const K: usize> Tile<K> {
     pub(super) unsafe fn set4(self, row: u32, column: u32, [x, y]: [u32; 2]) {
         // SAFETY: the caller's promise.
         unsafe { self.at.cast::<U32x2>().set(2 * Self::place(row, column / 8) + column % 8 / 4, U32x2 { x, y }) }
+    }
+
+    /// Stores a row that a warp has as vectors of f32, rounded to f16.
+    ///
+    /// # Safety
+    /// As [`Shared::set`]; every lane of the warp comes here.
+    #[inline(always)]
+    pub(super) unsafe fn set_row(self, row: u32, x: &Vecs) {
+        let at = places();
+        let mut i = 0;
+        while i < 2 {
+            if at[i] < 16 * K as u32 {
+                let [a, b, c, d] = x[i];
+                // SAFETY: the caller's promise.
+                unsafe { self.set4(row, at[i], [convert::pack_f16x2(a, b), convert::pack_f16x2(c, d)]) };
+            }
+            i += 1;
+        }
     }
 
     /// The fragments B of 16 keys, dimensions `16·k` on, for the product with queries: those of the first eight keys,
