@@ -94,7 +94,7 @@ pub trait FormatHeld: FormatQ8 {
     /// As [`Format::load`].
     unsafe fn hold(row: &Row, chunk: u32, phase: u32) -> Self::Held;
 
-    /// Four bytes of the part, whichever: for [`after`].
+    /// A word that takes part of each of the loads: for [`after`].
     fn word(held: &Self::Held) -> u32;
 
     /// The chunk, from the lanes' parts.
@@ -106,7 +106,7 @@ pub trait FormatHeld: FormatQ8 {
 
 /// [`FormatHeld`] where a lane holds all of a chunk.
 macro_rules! held_whole {
-    ($($name:ty, $word:ident;)+) => {$(
+    ($($name:ty, |$held:ident| $word:expr;)+) => {$(
         impl FormatHeld for $name {
             type Held = Self::Raw;
 
@@ -117,8 +117,8 @@ macro_rules! held_whole {
             }
 
             #[inline(always)]
-            fn word(held: &Self::Raw) -> u32 {
-                held.$word.x
+            fn word($held: &Self::Raw) -> u32 {
+                $word
             }
 
             #[inline(always)]

@@ -18,8 +18,8 @@ mod sweep;
 
 use cuda_std::{pdl, prelude::*};
 
-pub(super) use self::operand::{Operand, Plain, Quantized, StagedPlain, StagedQuantized};
-pub(super) use self::sweep::{Items, sweep};
+pub(super) use self::operand::{CopiedRow, Operand, Plain, Quantized, StagedPlain, StagedQuantized};
+pub(super) use self::sweep::{Items, Source, sweep};
 use super::format::{self, Format, FormatHeld, Row};
 use crate::blocks::GgmlType;
 use crate::params::{
@@ -38,7 +38,21 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// The chunks that it takes next of `R` rows: `S` of each, `lanes` apart.
+    /// What `load` gives of the chunks that it takes next of `R` rows: `S` of each, `lanes` apart.
+    #[inline(always)]
+    fn step<T, const R: usize, const S: usize>(
+        self,
+        rows: &[Row; R],
+        done: u32,
+        load: impl Fn(&Row, u32) -> T,
+    ) -> [[T; R]; S] {
+        core::array::from_fn(|s| {
+            let chunk = (self.lane + done + ((s as u32) << self.lanes_log2)).min(self.chunks - 1);
+            core::array::from_fn(|r| load(&rows[r], chunk))
+        })
+    }
+
+    /// Loads its next step of `R` rows, `S` chunks of each.
     ///
     /// # Safety
     /// The rows have `self.chunks` chunks.
@@ -48,11 +62,8 @@ impl Lane {
         rows: &[Row; R],
         done: u32,
     ) -> [[F::Raw; R]; S] {
-        core::array::from_fn(|s| {
-            let chunk = (self.lane + done + ((s as u32) << self.lanes_log2)).min(self.chunks - 1);
-            // SAFETY: the caller's promise.
-            core::array::from_fn(|r| unsafe { F::load(&rows[r], chunk) })
-        })
+        // SAFETY: the caller's promise.
+        self.step(rows, done, |row, chunk| unsafe { F::load(row, chunk) })
     }
 
     /// As [`load_step`](Self::load_step), held by the warp together.
@@ -66,11 +77,8 @@ impl Lane {
         done: u32,
     ) -> [[F::Held; R]; S] {
         let phase = self.lane % F::BLOCK_CHUNKS;
-        core::array::from_fn(|s| {
-            let chunk = (self.lane + done + ((s as u32) << self.lanes_log2)).min(self.chunks - 1);
-            // SAFETY: the caller's promise.
-            core::array::from_fn(|r| unsafe { F::hold(&rows[r], chunk, phase) })
-        })
+        // SAFETY: the caller's promise.
+        self.step(rows, done, |row, chunk| unsafe { F::hold(row, chunk, phase) })
     }
 
     /// Its share of `Σ_k w[r, k]·x[t, k]`, from the first step's weights on.

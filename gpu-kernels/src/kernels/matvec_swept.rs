@@ -1,13 +1,14 @@
 //! [`matvec`](super::matvec) for one row of quantised activations and one matrix, in a grid that fits the device at once.
 //!
-//! A lane goes from row to row with the next step's weights in flight while one is multiplied. Each row is computed to
+//! A lane goes from row to row with the next step's weights in flight while one is multiplied, by activations that the
+//! block keeps in shared memory. Each row is computed to
 //! the bits of [`matvec`](super::matvec), whose blocks have one row a group of lanes and end: there the memory is idle
 //! while a step's products are made, which shows where a row has many steps and a multiprocessor few warps.
 
-use cuda_std::{pdl, prelude::*};
+use cuda_std::prelude::*;
 
 use super::format::{self, FormatHeld, Row};
-use super::matvec::{Items, Lane, Pointers, Quantized, StagedQuantized, residual, store, sweep};
+use super::matvec::{CopiedRow, Items, Lane, Pointers, Quantized, StagedQuantized, residual, store, sweep};
 use crate::blocks::GgmlType;
 use crate::params::{MatvecParams, MatvecShape, WARP};
 
@@ -56,15 +57,7 @@ unsafe fn matvec_swept<F: FormatHeld, const R: usize, const S: usize>(o: &Pointe
             unsafe { Row::new::<F>(o.w, &p.planes, u64::from(row), p.chunks) }
         })
     };
-    let ready = || {
-        pdl::grid_dependency_wait();
-        pdl::launch_dependents();
-        let cols = p.chunks * F::CHUNK_ELEMS;
-        let staged = StagedQuantized::at(0, cols);
-        // SAFETY: all of the block comes here; the row has those columns.
-        unsafe { staged.copy(x, cols, THREADS) };
-        staged
-    };
+    let source = CopiedRow { x, cols: p.chunks * F::CHUNK_ELEMS, threads: THREADS };
     // SAFETY: `y` has the rows.
     let begin =
         |item: u32| -> [f32; R] { core::array::from_fn(|r| unsafe { residual(o.y, first_row(item) + r as u32, p) }) };
@@ -77,7 +70,7 @@ unsafe fn matvec_swept<F: FormatHeld, const R: usize, const S: usize>(o: &Pointe
         }
     };
     // SAFETY: items are the same in a warp; the rows exist and have `p.chunks` chunks, as the activations have.
-    unsafe { sweep::<F, StagedQuantized, [f32; R], R, S>(place, items, rows, ready, begin, put) }
+    unsafe { sweep::<F, CopiedRow, _, R, S>(place, items, rows, &source, begin, put) }
 }
 
 macro_rules! entries {

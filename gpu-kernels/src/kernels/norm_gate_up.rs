@@ -8,19 +8,19 @@
 //! To the bits of [`rms_norm_q8`](super::rms_norm::rms_norm_q8) and [`gate_up`](super::gate_up).
 
 use bytemuck::{Pod, Zeroable};
-use cuda_std::{pdl, prelude::*};
+use cuda_std::prelude::*;
 
 use super::format::{self, FormatHeld, Row};
 use super::gate_up::{Q8Mut, ROWS, activate};
-use super::matvec::{Items, Lane, StagedQuantized, sweep};
-use super::normed_row::{Norm, NormedRow, staged_bytes};
+use super::matvec::{Items, Lane, sweep};
+use super::normed_row::{self, Norm, NormedRow, staged_bytes};
 use super::quantize_q8::quantize4;
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
 use crate::params::{MatvecShape, WARP};
 
-/// Lanes of a block, of which a multiprocessor has one: its warps take a unit's 64 rows at once, four each.
-pub const THREADS: u32 = 512;
+/// Lanes of a block, of which a multiprocessor has one.
+pub const THREADS: u32 = normed_row::THREADS;
 /// The longest rows: quantised, they fit the shared memory that every device has.
 pub const MAX_COLS: u32 = 16384;
 /// Rows of a unit, of both matrices.
@@ -29,15 +29,6 @@ const UNIT: u32 = 2 * ROWS;
 /// Shared memory for a row of `cols` columns: with it, the sums of two units.
 pub const fn shared_bytes(cols: u32) -> u32 {
     staged_bytes(cols) + 2 * UNIT * 4
-}
-
-/// How the kernel is unrolled: rows that a group of lanes computes together, chunks of each that a lane has in flight.
-const fn shape(ty: GgmlType) -> MatvecShape {
-    match ty {
-        GgmlType::Q8_0 => MatvecShape { rows: 4, steps: 2 },
-        GgmlType::Q5K | GgmlType::Q6K => MatvecShape { rows: 2, steps: 2 },
-        _ => MatvecShape { rows: 4, steps: 1 },
-    }
 }
 
 /// Scalars of `norm_gate_up_*`.
@@ -114,13 +105,8 @@ unsafe fn norm_gate_up<F: FormatHeld, const R: usize, const S: usize>(
     unsafe {
         let units = math::div_rem(p.rows / ROWS - block + blocks - 1, blocks).0;
         let items = Items { first: 0, stride: 1, end: units << passes_log2 };
-        let ready = || {
-            let row = NormedRow::<2, THREADS>::new(norm, p.cols, p.eps);
-            pdl::grid_dependency_wait();
-            pdl::launch_dependents();
-            row.stage(norm, None, false)
-        };
-        sweep::<F, StagedQuantized, (), R, S>(place, items, rows, ready, |_| (), store)
+        let row = NormedRow { norm, cols: p.cols, eps: p.eps, plain: None, keep: false };
+        sweep::<F, NormedRow, _, R, S>(place, items, rows, &row, |_| (), store)
     }
 }
 
@@ -130,11 +116,13 @@ unsafe fn norm_gate_up<F: FormatHeld, const R: usize, const S: usize>(
 /// The whole warp is here, and the unit's sums are written; `h` has its rows.
 #[inline(always)]
 unsafe fn finish(sums: Shared<f32>, unit: u32, h: &Q8Mut, p: &NormGateUpParams) {
+    const { assert!(ROWS == WARP) };
     let (lane, at) = (warp::lane_id(), 4 * (warp::lane_id() % 8));
-    // SAFETY: the caller's promise; eight lanes have the unit.
+    // SAFETY: the caller's promise; a row a lane, and then eight lanes have the unit.
     unsafe {
-        let value = |i: u32| activate(p.oai, sums.get(i), sums.get(ROWS + i));
-        let values = [value(at), value(at + 1), value(at + 2), value(at + 3)];
+        sums.set(lane, activate(p.oai, sums.get(lane), sums.get(ROWS + lane)));
+        warp::sync_warp(warp::FULL_MASK); // all rows are activated before they are read
+        let values = sums.cast::<F32x4>().get(at / 4).to_array();
         quantize4(values, lane < 8, (unit * ROWS + at) as usize, h.qs, h.d, h.s);
     }
 }
@@ -159,7 +147,7 @@ macro_rules! entries {
             gate: *const u8, up: *const u8, x: *const f32, norm_w: *const f32,
             h_qs: *mut i8, h_d: *mut f32, h_s: *mut f32, p: NormGateUpParams,
         ) {
-            const SHAPE: MatvecShape = shape(GgmlType::$ty);
+            const SHAPE: MatvecShape = MatvecShape::swept(GgmlType::$ty);
             let null = core::ptr::null_mut();
             norm_gate_up::<format::$ty, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
                 [gate, up], &Norm { x, w: norm_w, y: null, qs: core::ptr::null_mut(), d: null, s: null },

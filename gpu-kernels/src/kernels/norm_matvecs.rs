@@ -9,17 +9,17 @@
 //! [`matvecs`](super::matvecs), to the same bits; one block also writes the normed row down, for whoever else reads it.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_std::{pdl, prelude::*};
+use cuda_std::prelude::*;
 
 use super::format::{self, FormatHeld, Row};
-use super::matvec::{Items, Lane, StagedPlain, StagedQuantized, group_sums, sweep};
-use super::normed_row::{Norm, NormedRow, staged_bytes};
+use super::matvec::{Items, Lane, StagedPlain, group_sums, sweep};
+use super::normed_row::{self, Norm, NormedRow, staged_bytes};
 use crate::blocks::GgmlType;
 use crate::layout::MAX_PLANES;
 use crate::params::{Activations, MATVECS_MAX, MatvecShape, WARP};
 
 /// Lanes of a block, of which a multiprocessor has one: so the row is normed once on each.
-pub const THREADS: u32 = 512;
+pub const THREADS: u32 = normed_row::THREADS;
 /// The longest rows: in both forms they fit the shared memory that every device has.
 pub const MAX_COLS: u32 = 8192;
 /// Chunks of a row in F32 that a lane loads before it uses the first.
@@ -143,58 +143,43 @@ unsafe fn norm_matvecs<F: FormatHeld, const R: usize, const S: usize>(
             }
         }
     };
+    let plain = StagedPlain { x: dynamic(plain_offset(p.cols)) };
     // SAFETY: items are the same in a warp; the rows exist and have `p.chunks` chunks, as the row has. All of the block
-    // goes through `ready`.
-    unsafe { sweep::<F, StagedQuantized, (), R, S>(place, items, rows, || ready(o, norm, p), |_| (), store) }
+    // makes the row.
+    unsafe {
+        let keep = block == blocks - 1;
+        let row = NormedRow { norm, cols: p.cols, eps: p.eps, plain: (p.tiles > 0).then_some(plain.x), keep };
+        sweep::<F, NormedRow, _, R, S>(place, items, rows, &row, |_| (), store);
+        multiply_plain(o, p, plain);
+    }
 }
 
-/// The normed row in shared memory, with the products in F32 done on the way: their weights are the first to arrive.
+/// The block's part of the products in F32, of which there are few, with the row `x`.
 ///
 /// # Safety
-/// All of the block is here; otherwise as [`norm_matvecs_q8_0`].
+/// All of the block is here, and the row is written; otherwise as [`norm_matvecs_q8_0`].
 #[inline(always)]
-unsafe fn ready(o: &Products, norm: &Norm, p: &NormMatvecsParams) -> StagedQuantized {
-    let (thread, block, blocks) = (thread::thread_idx_x(), thread::block_idx_x(), thread::grid_dim_x());
+unsafe fn multiply_plain(o: &Products, p: &NormMatvecsParams, x: StagedPlain) {
+    let (thread, blocks) = (thread::thread_idx_x(), thread::grid_dim_x());
     let lanes = 1u32 << p.plain_lanes_log2;
     let place = Lane { lane: thread & (lanes - 1), lanes_log2: p.plain_lanes_log2, chunks: p.plain_chunks };
-    let row_of = |part: &NormMatvecsPart, tile: u32| {
-        (tile - part.first) * (THREADS >> p.plain_lanes_log2) + (thread >> p.plain_lanes_log2)
-    };
-    let rows = |tile: u32| {
-        let (part, w, _) = part(o, p, 1, tile);
-        let row = row_of(&part, tile).min(part.rows - 1);
-        // SAFETY: the row exists.
-        [unsafe { Row::new::<format::F32>(w, &part.planes, u64::from(row), p.plain_chunks) }]
-    };
     // The last blocks have the fewest items.
-    let mut tile = blocks - 1 - block;
-    // SAFETY: the rows exist; the whole block takes the same way; shared memory is laid out by `shared_bytes`.
-    unsafe {
-        let mut raw = [[U32x4::splat(0)]; PLAIN_STEPS];
-        if tile < p.tiles {
-            raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows(tile), 0);
-        }
-        let row = NormedRow::<2, THREADS>::new(norm, p.cols, p.eps);
-        pdl::grid_dependency_wait();
-        pdl::launch_dependents();
-
-        let plain = StagedPlain { x: dynamic(plain_offset(p.cols)) };
-        let x = row.stage(norm, (p.tiles > 0).then_some(plain.x), block == blocks - 1);
-        while tile < p.tiles {
-            let [sums] = place.sums::<format::F32, _, 1, PLAIN_STEPS, 1>(&rows(tile), raw, &[plain]);
+    let mut tile = blocks - 1 - thread::block_idx_x();
+    while tile < p.tiles {
+        let (part, w, y) = part(o, p, 1, tile);
+        let row = (tile - part.first) * (THREADS >> p.plain_lanes_log2) + (thread >> p.plain_lanes_log2);
+        // SAFETY: the rows exist; the whole block takes the same way; shared memory is laid out by `shared_bytes`.
+        unsafe {
+            let rows = [Row::new::<format::F32>(w, &part.planes, u64::from(row.min(part.rows - 1)), p.plain_chunks)];
+            let raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows, 0);
+            let [sums] = place.sums::<format::F32, _, 1, PLAIN_STEPS, 1>(&rows, raw, &[x]);
             let [[sum]] = group_sums::<format::F32, 1, 1>([sums], lanes);
-            let (part, _, y) = part(o, p, 1, tile);
-            let row = row_of(&part, tile);
             if place.lane == 0 && row < part.rows {
                 st(y.add(row as usize), sum);
             }
             tile += blocks;
-            if tile < p.tiles {
-                block::sync_threads(); // the sums of this tile are read before those of the next are written
-                raw = place.load_step::<format::F32, 1, PLAIN_STEPS>(&rows(tile), 0);
-            }
+            block::sync_threads(); // the sums of this tile are read before those of the next are written
         }
-        x
     }
 }
 

@@ -4,11 +4,15 @@
 
 use cuda_std::prelude::*;
 
-use super::matvec::StagedQuantized;
+use super::format::FormatQ8;
+use super::matvec::{Source, StagedQuantized};
 use super::quantize_q8::quantized4;
-use super::rms_norm;
+use super::rms_norm::{self, RMS_NORM_THREADS};
+use crate::blocks::GgmlType;
 use crate::params::Q8_BLOCK;
 
+/// Lanes of a block.
+pub(super) const THREADS: u32 = RMS_NORM_THREADS;
 /// Where the row's integers lie in shared memory; before them, a word for each warp of the largest block.
 const QS: u32 = 32 * 4;
 
@@ -27,53 +31,60 @@ pub(super) struct Norm {
     pub(super) s: *mut f32,
 }
 
-/// A row whose norm's weights are under way: `HELD` vectors of each of the block's `THREADS` lanes are in registers.
-pub(super) struct NormedRow<const HELD: usize, const THREADS: u32> {
-    row: rms_norm::NormedRow<HELD, THREADS>,
-    cols: u32,
-    eps: f32,
+/// The source of a row's activations that a block of [`THREADS`] lanes norms and quantises.
+///
+/// Asks for [`staged_bytes`] of shared memory that nobody uses; `norm.x` and `norm.w` have `cols` elements, a positive
+/// multiple of 32, and are 16-byte aligned, as are `plain`, and with `keep` the results of `norm`.
+pub(super) struct NormedRow<'a> {
+    pub(super) norm: &'a Norm,
+    pub(super) cols: u32,
+    pub(super) eps: f32,
+    /// Where the row also goes in f32.
+    pub(super) plain: Option<Shared<F32x4>>,
+    /// Whether the results of `norm` are written.
+    pub(super) keep: bool,
 }
 
-impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
-    /// Loads the first of the norm's weights.
-    ///
-    /// # Safety
-    /// `norm.w` has `cols` elements, a positive multiple of 32, and is 16-byte aligned.
+impl<F: FormatQ8> Source<F> for NormedRow<'_> {
+    type X = StagedQuantized;
+    type Early = rms_norm::NormedRow;
+    // Two steps of these take more registers than there are beside a norm.
+    const MEANWHILE: bool = !matches!(F::TYPE, GgmlType::Q8_0 | GgmlType::Q6K);
+
     #[inline(always)]
-    pub(super) unsafe fn new(norm: &Norm, cols: u32, eps: f32) -> Self {
+    unsafe fn early(&self) -> rms_norm::NormedRow {
         // SAFETY: the caller's promise.
-        Self { row: unsafe { rms_norm::NormedRow::new(norm.w, cols) }, cols, eps }
+        unsafe { rms_norm::NormedRow::new(self.norm.w, self.cols) }
     }
 
-    /// Norms and quantises the row: to shared memory, also in f32 to `plain` where that is wanted, and with `keep` to
-    /// the results of `norm`. Ends with a barrier.
-    ///
-    /// # Safety
-    /// The whole block comes here, with [`staged_bytes`] of shared memory that nobody uses; `norm.x` has the columns, as
-    /// have the results with `keep`, and `plain`.
     #[inline(always)]
-    pub(super) unsafe fn stage(&self, norm: &Norm, plain: Option<Shared<F32x4>>, keep: bool) -> StagedQuantized {
-        let staged = StagedQuantized::at(QS, self.cols);
+    unsafe fn make(&self, early: rms_norm::NormedRow, meanwhile: impl FnOnce(u32)) -> StagedQuantized {
+        let (norm, staged) = (self.norm, StagedQuantized::at(QS, self.cols));
+        // SAFETY: the caller's promise.
+        let fetched = unsafe { early.fetch(norm.x) };
+        if <Self as Source<F>>::MEANWHILE {
+            meanwhile(early.word() ^ rms_norm::word(&fetched));
+        }
         // SAFETY: the caller's promise; a lane alone has the elements, and four lanes have a block.
         unsafe {
-            self.row.norm(norm.x, self.eps, |at, live, v| {
+            early.norm(norm.x, fetched, self.eps, |at, live, v| {
                 let quad = quantized4(v.to_array());
                 if !live {
                     return;
                 }
-                if let Some(plain) = plain {
+                if let Some(plain) = self.plain {
                     plain.set(at / 4, v);
                 }
                 staged.qs.cast::<u32>().set(at / 4, quad.qs);
                 let to = at as usize;
-                if keep {
+                if self.keep {
                     st(norm.y.add(to).cast(), v);
                     st(norm.qs.add(to).cast(), quad.qs);
                 }
                 if at.is_multiple_of(Q8_BLOCK) {
                     staged.d.set(at / Q8_BLOCK, quad.d);
                     staged.s.set(at / Q8_BLOCK, quad.s);
-                    if keep {
+                    if self.keep {
                         st(norm.d.add(to / Q8_BLOCK as usize), quad.d);
                         st(norm.s.add(to / Q8_BLOCK as usize), quad.s);
                     }

@@ -6,14 +6,14 @@ use cuda_std::{pdl, prelude::*};
 
 use crate::kernels::quantize_q8::quantize4;
 
-/// Lanes of a block of [`rms_norm`].
-pub const RMS_NORM_THREADS: u32 = 256;
+/// Lanes of a block that norms a row: the same in every kernel, for the order of the sum hangs on it.
+pub const RMS_NORM_THREADS: u32 = 512;
 /// Its dynamic shared memory: one word a warp.
 pub const RMS_NORM_SHARED_BYTES: u32 = RMS_NORM_THREADS / warp::WARP_SIZE * 4;
 
 /// `y[t,i] = w[i]·x[t,i] / √(mean_i x[t,i]² + ε)` for the rows `t` of `x [rows, n]`.
 ///
-/// One block a row; a lane takes every 256th vector of four elements. The row is read twice, the second time
+/// One block a row; a lane takes every 512th vector of four elements. The row is read twice, the second time
 /// from L1. Used for the layers' norms, and per head for the norms of q and k (rows = heads, n = head_dim).
 ///
 /// # Safety
@@ -21,7 +21,7 @@ pub const RMS_NORM_SHARED_BYTES: u32 = RMS_NORM_THREADS / warp::WARP_SIZE * 4;
 /// - `n > 0`, a multiple of 4;
 /// - `x` and `y`: `rows·n` elements, `w`: `n`, all 16-byte aligned;
 /// - `y` may be `x`; otherwise they do not overlap. `w` overlaps neither.
-#[kernel(max_threads = 256)]
+#[kernel(max_threads = 512)]
 pub unsafe fn rms_norm(x: *const f32, w: *const f32, y: *mut f32, n: u32, eps: f32) {
     let lane = thread::thread_idx_x();
     let n_vec = n / 4;
@@ -42,7 +42,7 @@ pub unsafe fn rms_norm(x: *const f32, w: *const f32, y: *mut f32, n: u32, eps: f
 ///
 /// # Safety
 /// As [`rms_norm`], with `r` of `rows·n` elements, 16-byte aligned; no two of `x`, `r` and `y` overlap.
-#[kernel(max_threads = 256)]
+#[kernel(max_threads = 512)]
 pub unsafe fn rms_norm_add(x: *mut f32, r: *const f32, w: *const f32, y: *mut f32, n: u32, eps: f32) {
     let n_vec = n / 4;
     let row = thread::block_idx_x() as usize * n_vec as usize;
@@ -64,8 +64,8 @@ pub unsafe fn rms_norm_add(x: *mut f32, r: *const f32, w: *const f32, y: *mut f3
     }
 }
 
-/// Vectors of a row that a lane of [`rms_norm_q8`] keeps in registers: rows of up to 4096 elements are read once.
-const HELD: usize = 4;
+/// Vectors of a row that a lane keeps in registers: rows of up to 4096 elements are read once.
+const HELD: usize = 2;
 
 /// [`rms_norm`], and the result also as [`quantize_q8`](crate::kernels::quantize_q8) gives it: to
 /// `qs: [rows, n]`, `d: [rows, n/16]`, `s: [rows, n/16]`. The weights are loaded ahead of the wait.
@@ -73,7 +73,7 @@ const HELD: usize = 4;
 /// # Safety
 /// As [`rms_norm`], with `n` a multiple of 32; the outputs have the shapes above, `qs` 16-byte aligned, and
 /// overlap nothing else; no kernel writes `w`.
-#[kernel(max_threads = 256)]
+#[kernel(max_threads = 512)]
 pub unsafe fn rms_norm_q8(
     x: *const f32,
     w: *const f32,
@@ -86,10 +86,11 @@ pub unsafe fn rms_norm_q8(
 ) {
     let first = thread::block_idx_x() as usize * n as usize;
     let y = y.add(first);
-    let row = NormedRow::<HELD, RMS_NORM_THREADS>::new(w, n);
+    let row = NormedRow::new(w, n);
     pdl::grid_dependency_wait();
     pdl::launch_dependents();
-    row.norm(x.add(first), eps, |at, live, v| {
+    let x = x.add(first);
+    row.norm(x, row.fetch(x), eps, |at, live, v| {
         // SAFETY: the vector is in the row; the whole block comes here with consecutive vectors.
         unsafe {
             if live {
@@ -100,18 +101,18 @@ pub unsafe fn rms_norm_q8(
     });
 }
 
-/// Vectors that a lane loads at once to sum their squares, where it finishes others.
-const SUMMED: usize = 4;
-
-/// A row that a block of `THREADS` lanes norms, of which each takes every so many vectors of four elements.
-pub(super) struct NormedRow<const HELD: usize, const THREADS: u32> {
+/// A row that a block of [`RMS_NORM_THREADS`] lanes norms, of which each takes every so many vectors of four elements.
+pub(super) struct NormedRow {
     w: *const F32x4,
     n: u32,
     /// The weights of a lane's first vectors.
-    held: [F32x4; HELD],
+    held: Vectors,
 }
 
-impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
+/// A lane's first vectors.
+pub(super) type Vectors = [F32x4; HELD];
+
+impl NormedRow {
     /// Loads the first weights.
     ///
     /// # Safety
@@ -120,59 +121,52 @@ impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     pub(super) unsafe fn new(w: *const f32, n: u32) -> Self {
         let w = w.cast::<F32x4>();
         // SAFETY: the caller's promise.
-        Self { w, n, held: unsafe { Self::first(w, n) } }
+        Self { w, n, held: unsafe { first(w, n) } }
     }
 
-    /// The lane's first vectors of `x`; the last one for those past the end.
+    /// Loads the first vectors of the row.
     ///
     /// # Safety
-    /// `x` has `n` elements.
+    /// `x` has `n` elements and is 16-byte aligned.
     #[inline(always)]
-    unsafe fn first(x: *const F32x4, n: u32) -> [F32x4; HELD] {
-        // SAFETY: the vectors are in the row.
-        core::array::from_fn(|k| unsafe { ld(x.add(Self::place(k as u32, n).0)) })
+    pub(super) unsafe fn fetch(&self, x: *const f32) -> Vectors {
+        // SAFETY: the caller's promise.
+        unsafe { first(x.cast(), self.n) }
     }
 
-    /// The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by shuffles.
+    /// A word that takes part of each weight that was loaded.
     #[inline(always)]
-    fn place(k: u32, n: u32) -> (usize, bool) {
-        let i = k * THREADS + thread::thread_idx_x();
-        (i.min(n / 4 - 1) as usize, i < n / 4)
+    pub(super) fn word(&self) -> u32 {
+        word(&self.held)
     }
 
     /// Calls `finish` with each of the lane's normed vectors, behind the place of its first element and whether there
     /// is one.
     ///
     /// # Safety
-    /// The whole block comes here, of `THREADS` lanes, a multiple of [`RMS_NORM_THREADS`], with a word of shared memory a
-    /// warp that nobody uses; `x` has `n` elements and is 16-byte aligned.
+    /// The whole block comes here, of [`RMS_NORM_THREADS`] lanes, with [`RMS_NORM_SHARED_BYTES`] that nobody uses; `x` has
+    /// `n` elements and is 16-byte aligned, and `loaded` are those that [`NormedRow::fetch`] gave.
     #[inline(always)]
-    pub(super) unsafe fn norm(&self, x: *const f32, eps: f32, mut finish: impl FnMut(u32, bool, F32x4)) {
+    pub(super) unsafe fn norm(
+        &self,
+        x: *const f32,
+        loaded: Vectors,
+        eps: f32,
+        mut finish: impl FnMut(u32, bool, F32x4),
+    ) {
         let (x, n) = (x.cast::<F32x4>(), self.n);
-        // SAFETY: the vectors are in the row.
-        let (held, sum) = unsafe {
-            let held = Self::first(x, n);
-            // The first lanes make the sum, so that it has the same order in every block.
-            let sum = if THREADS == RMS_NORM_THREADS {
-                squares(x, n, &held)
-            } else {
-                squares(x, n, &NormedRow::<SUMMED, RMS_NORM_THREADS>::first(x, n))
-            };
-            (held, sum)
-        };
         // SAFETY: the caller's promise.
-        let scale = unsafe { scale(sum, n, eps) };
-
+        let scale = unsafe { scale(squares(x, n, &loaded), n, eps) };
         for k in 0..HELD {
-            let (at, live) = Self::place(k as u32, n);
-            if k as u32 * THREADS < n / 4 {
-                finish(4 * at as u32, live, scaled(held[k], scale, self.held[k]));
+            let (at, live) = place(k as u32, n);
+            if k as u32 * RMS_NORM_THREADS < n / 4 {
+                finish(4 * at as u32, live, scaled(loaded[k], scale, self.held[k]));
             }
         }
         let mut k = HELD as u32;
-        while k * THREADS < n / 4 {
-            let (at, live) = Self::place(k, n);
-            // SAFETY: as above.
+        while k * RMS_NORM_THREADS < n / 4 {
+            let (at, live) = place(k, n);
+            // SAFETY: the vectors are in the row.
             let (v, w) = unsafe { (ld(x.add(at)), ld(self.w.add(at))) };
             finish(4 * at as u32, live, scaled(v, scale, w));
             k += 1;
@@ -180,15 +174,40 @@ impl<const HELD: usize, const THREADS: u32> NormedRow<HELD, THREADS> {
     }
 }
 
-/// `Σ v²` over every [`RMS_NORM_THREADS`]th vector `v` from the lane's first on, of which it has loaded the first `N`; 0
-/// for lanes past that number.
+/// A word that takes part of each vector.
+#[inline(always)]
+pub(super) fn word(vectors: &Vectors) -> u32 {
+    let mut word = 0;
+    for k in 0..HELD {
+        word ^= vectors[k].x.to_bits();
+    }
+    word
+}
+
+/// The lane's `k`-th vector, and whether there is one. Lanes past the end are needed by shuffles.
+#[inline(always)]
+fn place(k: u32, n: u32) -> (usize, bool) {
+    let i = k * RMS_NORM_THREADS + thread::thread_idx_x();
+    (i.min(n / 4 - 1) as usize, i < n / 4)
+}
+
+/// The lane's first vectors of `x`; the last one for those past the end.
+///
+/// # Safety
+/// `x` has `n` elements.
+#[inline(always)]
+unsafe fn first(x: *const F32x4, n: u32) -> Vectors {
+    // SAFETY: the vectors are in the row.
+    core::array::from_fn(|k| unsafe { ld(x.add(place(k as u32, n).0)) })
+}
+
+/// `Σ v²` over the lane's vectors, of which it has loaded the first `N`.
 ///
 /// # Safety
 /// `x` has `n` elements.
 #[inline(always)]
 unsafe fn squares<const N: usize>(x: *const F32x4, n: u32, loaded: &[F32x4; N]) -> f32 {
-    let lane = thread::thread_idx_x();
-    let (mut i, mut sum) = (if lane < RMS_NORM_THREADS { lane } else { n / 4 }, 0.0);
+    let (mut i, mut sum) = (thread::thread_idx_x(), 0.0);
     for k in 0..N {
         sum = if i < n / 4 { add_squares(sum, loaded[k]) } else { sum };
         i += RMS_NORM_THREADS;

@@ -251,8 +251,8 @@ symmetric!(Q5_0, 16.0, [1], 2);
 affine!(Q5_1, [1], 2);
 
 held_whole! {
-    Q4_0, qs;
-    Q4_1, qs;
-    Q5_0, qs;
-    Q5_1, qs;
+    Q4_0, |held| held.qs.x ^ held.dm;
+    Q4_1, |held| held.qs.x ^ held.dm;
+    Q5_0, |held| held.qs.x ^ held.qh ^ held.dm;
+    Q5_1, |held| held.qs.x ^ held.qh ^ held.dm;
 }

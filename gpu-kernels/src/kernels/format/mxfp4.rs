@@ -113,7 +113,7 @@ impl FormatQ8 for Mxfp4 {
     }
 }
 
-held_whole! { Mxfp4, qs; }
+held_whole! { Mxfp4, |held| held.qs.x ^ u32::from(held.e); }
 
 impl FormatTile for Mxfp4 {
     /// Twice the values. A byte is 0 either among the positive or among the negative ones, so they join by `|`.

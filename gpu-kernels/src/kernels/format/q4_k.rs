@@ -141,7 +141,7 @@ impl FormatQ8 for Q4K {
     }
 }
 
-held_whole! { Q4K, qs; }
+held_whole! { Q4K, |held| held.qs.x ^ held.head.x; }
 
 impl FormatTile for Q4K {
     const HAS_MIN: bool = true;

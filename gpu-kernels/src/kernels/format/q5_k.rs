@@ -105,7 +105,7 @@ impl FormatHeld for Q5K {
 
     #[inline(always)]
     fn word(held: &Held) -> u32 {
-        held.qs.x
+        held.qs.x ^ held.qh ^ held.head
     }
 
     #[inline(always)]

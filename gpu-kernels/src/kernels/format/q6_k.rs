@@ -121,7 +121,7 @@ impl FormatHeld for Q6K {
 
     #[inline(always)]
     fn word(held: &Held) -> u32 {
-        held.ql.x
+        held.ql.x ^ held.qh.x ^ held.scales ^ u32::from(held.d)
     }
 
     #[inline(always)]

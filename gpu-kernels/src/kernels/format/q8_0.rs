@@ -48,7 +48,7 @@ impl FormatQ8 for Q8_0 {
     }
 }
 
-held_whole! { Q8_0, qs; }
+held_whole! { Q8_0, |held| held.qs.x ^ u32::from(held.d); }
 
 impl FormatTile for Q8_0 {
     #[inline(always)]

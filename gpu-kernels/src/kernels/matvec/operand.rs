@@ -2,6 +2,7 @@
 
 use cuda_std::prelude::*;
 
+use super::sweep::Source;
 use crate::kernels::format::{F32, Format, FormatQ8, Q8Run};
 use crate::params::Q8_BLOCK;
 
@@ -160,33 +161,6 @@ impl StagedQuantized {
         Self { qs: dynamic(offset), d, s: d.add(cols / Q8_BLOCK) }
     }
 
-    /// Copies row `x` to its place, by the `threads` lanes of a block. Ends with a barrier.
-    ///
-    /// # Safety
-    /// The whole block comes here, with that shared memory, which nobody uses; `x` has `cols` columns, at least 16.
-    #[inline(always)]
-    pub(in crate::kernels) unsafe fn copy(self, x: Quantized, cols: u32, threads: u32) {
-        let n = cols / Q8_BLOCK;
-        let mut first = thread::thread_idx_x();
-        while first < n {
-            let place = |k: usize| first + k as u32 * threads;
-            // SAFETY: the row has the blocks of sixteen below `n`.
-            let runs: [_; COPIED] = core::array::from_fn(|k| unsafe { x.run(place(k).min(n - 1) * Q8_BLOCK, true) });
-            for k in 0..COPIED {
-                if place(k) < n {
-                    // SAFETY: as above; a lane alone has the block.
-                    unsafe {
-                        self.qs.set(place(k), U32x4::from_array(runs[k].qs));
-                        self.d.set(place(k), runs[k].d);
-                        self.s.set(place(k), runs[k].s);
-                    }
-                }
-            }
-            first += COPIED as u32 * threads;
-        }
-        block::sync_threads(); // the row is whole before it is read
-    }
-
     /// As [`Quantized::run`].
     ///
     /// # Safety
@@ -255,4 +229,47 @@ impl Operand<F32> for StagedPlain {
 #[inline(always)]
 fn zero_unless(live: bool, x: f32) -> f32 {
     core::hint::select_unpredictable(live, x, 0.0)
+}
+
+/// A row in global memory, which a block of `threads` lanes copies to the start of its shared memory.
+pub(in crate::kernels) struct CopiedRow {
+    pub(in crate::kernels) x: Quantized,
+    /// Columns, at least 16.
+    pub(in crate::kernels) cols: u32,
+    pub(in crate::kernels) threads: u32,
+}
+
+/// Asks for [`StagedQuantized::bytes`] of shared memory, which nobody uses, and a row of `cols` columns.
+impl<F: FormatQ8> Source<F> for CopiedRow {
+    type X = StagedQuantized;
+    type Early = ();
+    const MEANWHILE: bool = false;
+
+    #[inline(always)]
+    unsafe fn early(&self) {}
+
+    #[inline(always)]
+    unsafe fn make(&self, (): (), _meanwhile: impl FnOnce(u32)) -> StagedQuantized {
+        let (staged, n) = (StagedQuantized::at(0, self.cols), self.cols / Q8_BLOCK);
+        let mut first = thread::thread_idx_x();
+        while first < n {
+            let place = |k: usize| first + k as u32 * self.threads;
+            // SAFETY: the row has the blocks of sixteen below `n`.
+            let runs: [_; COPIED] =
+                core::array::from_fn(|k| unsafe { self.x.run(place(k).min(n - 1) * Q8_BLOCK, true) });
+            for k in 0..COPIED {
+                if place(k) < n {
+                    // SAFETY: as above; a lane alone has the block.
+                    unsafe {
+                        staged.qs.set(place(k), U32x4::from_array(runs[k].qs));
+                        staged.d.set(place(k), runs[k].d);
+                        staged.s.set(place(k), runs[k].s);
+                    }
+                }
+            }
+            first += COPIED as u32 * self.threads;
+        }
+        block::sync_threads(); // the row is whole before it is read
+        staged
+    }
 }
