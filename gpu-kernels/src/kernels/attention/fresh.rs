@@ -26,9 +26,7 @@ impl Fresh {
     pub(super) const fn bytes_a_warp(k: u32) -> u32 {
         TASKS as u32 * (16 * k + PAD) * 4
     }
-}
 
-impl Fresh {
     /// The `i`-th head that the warp makes ready, if there is one: the block's queries, then its key and its value, are
     /// dealt out to the warps.
     #[inline(always)]
