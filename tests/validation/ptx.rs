@@ -112,6 +112,38 @@ fn barriers_are_not_copied_into_branches() {
     });
 }
 
+/// Kernels that promise the bits of another one.
+const SAME_BITS: [&str; 7] =
+    ["matvec_", "matvecs_", "norm_matvecs_", "norm_gate_up_", "rms_norm", "attention_fresh", "attention_heads"];
+
+/// Of a sum of two products the assembler rounds one and leaves the other to a fused multiply-add: which, differs from
+/// kernel to kernel. (A product that is added to something else is always fused.)
+#[test]
+fn which_product_of_a_sum_is_rounded_is_said() {
+    each_kernel(|module, kernel| {
+        if !SAME_BITS.iter().any(|prefix| kernel.name.starts_with(prefix)) {
+            return;
+        }
+        let operation = |line: &str| {
+            let (name, operands) = line.trim().strip_suffix(';')?.split_once(char::is_whitespace)?;
+            Some((name.to_owned(), operands.split(',').map(|o| o.trim().to_owned()).collect::<Vec<_>>()))
+        };
+        let of = |wanted: &'static str| {
+            kernel
+                .text
+                .lines()
+                .filter_map(operation)
+                .filter(move |(name, _)| name == wanted)
+                .map(|(_, operands)| operands)
+        };
+        let products: BTreeSet<String> = of("mul.f32").map(|operands| operands[0].clone()).collect();
+        for sum in of("add.f32").chain(of("sub.f32")) {
+            let both = sum[1..].iter().all(|operand| products.contains(operand));
+            assert!(!both, "{} on {}: {} is the sum of two products", kernel.name, module.target, sum[0]);
+        }
+    });
+}
+
 #[test]
 fn weights_are_loaded_sixteen_bytes_at_a_time() {
     each_kernel(|module, kernel| {
