@@ -11,7 +11,7 @@ use crate::workspace;
 
 /// Kernels that may use local memory or spill registers, for which target, and the reason. A kernel that is not
 /// here and does either fails the command.
-const MAY_USE_LOCAL: [(&str, &str, &str); 3] = [
+const MAY_USE_LOCAL: [(&str, &str, &str); 2] = [
     (
         "gate_up_q4_k",
         "sm_80",
@@ -22,7 +22,6 @@ const MAY_USE_LOCAL: [(&str, &str, &str); 3] = [
         "sm_80",
         "8 bytes, touched a few times a block; fewer blocks a multiprocessor would cost more",
     ),
-    ("norm_matvecs_q6_k", "sm_120", "16 bytes; half the chunks in flight would cost the other targets more"),
 ];
 
 #[derive(clap::Args)]
