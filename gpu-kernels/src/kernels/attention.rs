@@ -24,6 +24,7 @@ mod fresh;
 pub mod heads;
 pub mod merge;
 pub mod prefill;
+mod queries;
 mod ring;
 mod tile;
 

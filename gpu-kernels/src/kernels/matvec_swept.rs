@@ -1,9 +1,9 @@
 //! [`matvec`](super::matvec) for one row of quantised activations and one matrix, in a grid that fits the device at once.
 //!
 //! A lane goes from row to row with the next step's weights in flight while one is multiplied, by activations that the
-//! block keeps in shared memory. Each row is computed to
-//! the bits of [`matvec`](super::matvec), whose blocks have one row a group of lanes and end: there the memory is idle
-//! while a step's products are made, which shows where a row has many steps and a multiprocessor few warps.
+//! block keeps in shared memory. Each row is computed to the bits of [`matvec`](super::matvec), whose blocks have one row a
+//! group of lanes and end: there the memory is idle while a step's products are made, which shows where a row has many
+//! steps and a multiprocessor few warps.
 
 use cuda_std::prelude::*;
 

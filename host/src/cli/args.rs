@@ -92,7 +92,7 @@ enum KvArg {
 impl GpuArgs {
     /// Where a CUDA device's kernels come from.
     pub(super) fn kernels(&self) -> KernelSource {
-        self.ptx.clone().map_or(KernelSource::Embedded, KernelSource::Folder)
+        self.ptx.clone().into()
     }
 
     pub(super) fn options(&self) -> BackendOptions {

@@ -98,7 +98,7 @@ fn line(out: &mut dyn Write, what: &str, finding: &str) -> io::Result<()> {
 
 /// `None` where nothing is missing.
 fn check_cuda(args: &CheckArgs, selector: &Selector, out: &mut dyn Write) -> io::Result<Option<String>> {
-    let source = args.ptx.clone().map_or(KernelSource::Embedded, KernelSource::Folder);
+    let source = KernelSource::from(args.ptx.clone());
     // The kernels first: they are in the program, whatever the machine is.
     let images = match source.images() {
         Ok(images) => images,

@@ -55,6 +55,13 @@ enum Text {
     Read(String),
 }
 
+/// The kernels of a folder, if there is one, or the program's own.
+impl From<Option<PathBuf>> for KernelSource {
+    fn from(folder: Option<PathBuf>) -> Self {
+        folder.map_or(Self::Embedded, Self::Folder)
+    }
+}
+
 impl KernelSource {
     /// The PTX texts, with their headers read.
     ///

@@ -30,7 +30,7 @@ impl OpenDevice {
     /// Opens the chosen device, for a model of this shape with `weights_bytes` of weights.
     ///
     /// # Errors
-    /// There is no such device, or a kernel is missing for the model. `Auto` takes the CPU then.
+    /// There is no such device, or a kernel is missing for the model. `Auto` takes the CPU then, unless the kernels are named.
     pub(super) fn open(
         choice: &DeviceChoice,
         kernels: &KernelSource,
@@ -45,6 +45,10 @@ impl OpenDevice {
                 Ok(OpenDevice::Emulated(Arc::new(Emulated::new())))
             }
             DeviceChoice::Cuda(selector) => open_cuda(selector.as_deref(), kernels, config).map_err(failed),
+            // Who names kernels wants a GPU to run them, and not the CPU in its place.
+            DeviceChoice::Auto if matches!(kernels, KernelSource::Folder(_)) => {
+                open_cuda(None, kernels, config).map_err(failed)
+            }
             DeviceChoice::Auto => {
                 let opened = open_cuda(None, kernels, config).and_then(|device| match device.free_bytes() {
                     Some(free) if free <= weights_bytes => {

@@ -6,8 +6,9 @@
 
 use cuda_std::{cp_async, prelude::*};
 
-use super::decode::{HEADS, PAD, Place, Queries, WARPS, fragments};
+use super::decode::{HEADS, PAD, WARPS, fragments};
 use super::heads::{Common, HeadsParams, Kind, Loaded, Projected, Vecs, store_head};
+use super::queries::{Place, Queries};
 use crate::kernels::kv_cache::physical_token;
 
 /// Heads that a warp makes ready, at most: of the block's queries, its key and its value.
@@ -87,7 +88,7 @@ impl<const K: usize> Queries<K> for Fresh {
             while i < TASKS {
                 if let Some((kind, head)) = Self::task(at, i) {
                     let mine = scratch(warp).add(i as u32 * row_elems);
-                    x[i] = common.finish(&self.heads, kind, (&fetched[i], &turns), mine, &self.p);
+                    x[i] = common.finish(kind, (&fetched[i], &turns), mine, &self.p);
                     if kind != Kind::Query {
                         let token = physical_token(at.table, at.pos) * self.p.n_head_kv as usize + head as usize;
                         let cache = if kind == Kind::Key { self.k_cache } else { self.v_cache };

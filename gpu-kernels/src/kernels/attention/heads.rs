@@ -117,7 +117,7 @@ impl Loaded {
 /// What all heads have in common, of `16·K` elements at most, and none of it a projection: the norms of queries and keys,
 /// and how the lane's pairs, `lane`, `lane + 32`, …, turn.
 pub(super) struct Common<const K: usize> {
-    norms: [Vecs; 2],
+    norms: [Option<Vecs>; 2],
     /// Of a turn a position; past a quarter of `K` there are none, but a const parameter cannot be divided.
     turns: [u64; MAX_PAIRS],
 }
@@ -137,8 +137,8 @@ impl<const K: usize> Common<K> {
     pub(super) unsafe fn load(from: &Projected, p: &HeadsParams) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
-            let norms = [from.q_norm, from.k_norm]
-                .map(|norm| if norm.is_null() { [[0.0; 4]; 2] } else { load(norm, p.head_dim) });
+            let norms =
+                [from.q_norm, from.k_norm].map(|norm| if norm.is_null() { None } else { Some(load(norm, p.head_dim)) });
             let turns = core::array::from_fn(|i| {
                 let pair = warp::lane_id() + i as u32 * warp::WARP_SIZE;
                 if i < Self::PAIRS && pair < p.n_rot / 2 { ld(from.turns.add(pair as usize)) } else { 0 }
@@ -193,7 +193,6 @@ impl<const K: usize> Common<K> {
     #[inline(always)]
     pub(super) unsafe fn finish(
         &self,
-        from: &Projected,
         kind: Kind,
         (loaded, turns): (&Loaded, &SinCos),
         mine: Shared<f32>,
@@ -208,10 +207,10 @@ impl<const K: usize> Common<K> {
         if kind == Kind::Value {
             return x;
         }
-        let (norm, w) = if kind == Kind::Query { (from.q_norm, self.norms[0]) } else { (from.k_norm, self.norms[1]) };
+        let norm = if kind == Kind::Query { self.norms[0] } else { self.norms[1] };
         // SAFETY: the caller's promise; the warp has `mine` for itself.
         unsafe {
-            if !norm.is_null() {
+            if let Some(w) = norm {
                 let scale = math::rsqrt(square_sum(&x) / p.head_dim as f32 + p.eps);
                 x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] * scale * w[i][e]));
             }
@@ -315,7 +314,7 @@ unsafe fn heads<T: KvElem>(
         let mine = dynamic::<f32>(thread::thread_idx_x() / warp::WARP_SIZE * p.head_dim * 4);
         let common = Common::<{ MAX_HEAD_DIM as usize / 16 }>::load(&projected, &p);
         let loaded = projected.load(kind, (row, head), &p);
-        let x = common.finish(&projected, kind, (&loaded, &common.at(pos, &p)), mine, &p);
+        let x = common.finish(kind, (&loaded, &common.at(pos, &p)), mine, &p);
         if kind == Kind::Query {
             let to = q_out.add((row * p.n_head as usize + head as usize) * p.head_dim as usize);
             store_head(to, &x, p.head_dim);

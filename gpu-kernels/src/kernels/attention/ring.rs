@@ -27,16 +27,22 @@ impl<const K: usize, const AHEAD: u32> Ring<K, AHEAD> {
         Self { warp, caches, seen, next, next_is_v: false, next_slot: 0, slot: AHEAD }
     }
 
+    /// Where slot `slot` of a warp's ring starts, in bytes.
+    #[inline(always)]
+    fn byte(warp: u32, slot: u32) -> u32 {
+        (warp * (AHEAD + 1) + slot) * Tile::<K>::CHUNK_BYTES
+    }
+
     /// Slot `slot` of a warp's ring.
     #[inline(always)]
     pub(super) fn tile(warp: u32, slot: u32) -> Tile<K> {
-        Tile::at((warp * (AHEAD + 1) + slot) * Tile::<K>::CHUNK_BYTES)
+        Tile::at(Self::byte(warp, slot))
     }
 
-    /// The slot of a warp that is filled last.
+    /// The slot of a warp that is filled last, as it is before that.
     #[inline(always)]
-    pub(super) fn last(warp: u32) -> Shared<U32x4> {
-        dynamic((warp * (AHEAD + 1) + AHEAD) * Tile::<K>::CHUNK_BYTES)
+    pub(super) fn last(warp: u32) -> Shared<f32> {
+        dynamic(Self::byte(warp, AHEAD))
     }
 
     #[inline(always)]

@@ -85,7 +85,7 @@ impl FormatQ8 for Q6K {
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], phase: u32) -> f32 {
         let words = [0, 1, 2, 3].map(|i| words(raw, i, phase));
         let run = |r: usize| math::fma(dot16(words.map(|word| word[r]), &x[r].qs), x[r].d, -32.0 * x[r].s);
-        // Which of the two products is rounded is said: left to the assembler, it differs from kernel to kernel.
+        // Which of the two products is rounded is said: left to the compiler, it differs from kernel to kernel.
         let second = math::mul_rn(scale(raw, phase, 1), run(1));
         convert::f16_to_f32(raw.d) * math::fma(scale(raw, phase, 0), run(0), second)
     }

@@ -182,34 +182,24 @@ pub(in crate::kernels) unsafe fn sweep<F: FormatHeld, A: Source<F>, E: Copy, con
         }
         let mut sums = Sums { extra: begin(items.first), of: [0.0; R] };
         // Two steps a turn, so that no register is copied: a copy would wait for the load. Where the second step is under way
-        // a turn begins with products, otherwise with a load.
-        if A::MEANWHILE {
-            loop {
-                let odd_at = walk.at;
-                let next = second.is_some().then_some(odd_at.item);
-                multiply::<F, A::X, E, R, S>(&mut sums, (place, x), (at, &held), next, &begin, &mut store);
-                let Some(odd) = second else { return };
-                let third = load_next::<F, R, S>(&mut walk, (place, items), &rows, F::word(&odd[S - 1][R - 1]));
-                at = walk.at;
-                let next = third.is_some().then_some(at.item);
-                multiply::<F, A::X, E, R, S>(&mut sums, (place, x), (odd_at, &odd), next, &begin, &mut store);
-                let Some(even) = third else { return };
-                held = even;
+        // already, a turn begins with products, and otherwise with a load.
+        loop {
+            if !A::MEANWHILE {
                 second = load_next::<F, R, S>(&mut walk, (place, items), &rows, F::word(&held[S - 1][R - 1]));
             }
-        }
-        loop {
-            let odd = load_next::<F, R, S>(&mut walk, (place, items), &rows, F::word(&held[S - 1][R - 1]));
             let odd_at = walk.at;
-            let next = odd.is_some().then_some(odd_at.item);
+            let next = second.is_some().then_some(odd_at.item);
             multiply::<F, A::X, E, R, S>(&mut sums, (place, x), (at, &held), next, &begin, &mut store);
-            let Some(odd) = odd else { return };
-            let even = load_next::<F, R, S>(&mut walk, (place, items), &rows, F::word(&odd[S - 1][R - 1]));
+            let Some(odd) = second else { return };
+            let third = load_next::<F, R, S>(&mut walk, (place, items), &rows, F::word(&odd[S - 1][R - 1]));
             at = walk.at;
-            let next = even.is_some().then_some(at.item);
+            let next = third.is_some().then_some(at.item);
             multiply::<F, A::X, E, R, S>(&mut sums, (place, x), (odd_at, &odd), next, &begin, &mut store);
-            let Some(even) = even else { return };
+            let Some(even) = third else { return };
             held = even;
+            if A::MEANWHILE {
+                second = load_next::<F, R, S>(&mut walk, (place, items), &rows, F::word(&held[S - 1][R - 1]));
+            }
         }
     }
 }
