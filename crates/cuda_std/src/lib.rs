@@ -71,7 +71,7 @@ pub use bytemuck::{Pod, Zeroable};
 /// ```
 pub use cuda_std_macros::kernel;
 pub use vector::{F32x2, F32x4, I32x2, I32x4, U32x2, U32x4};
-pub use word::{Word, opaque};
+pub use word::{Word, opaque, opaque_ptr};
 
 /// There is nobody to tell: stop the grid, which the host sees as a launch error.
 #[cfg(target_arch = "nvptx64")]

@@ -64,3 +64,17 @@ pub fn opaque(x: u32) -> u32 {
     };
     x
 }
+
+/// As [`opaque`], for an address: what it is computed from is not needed where it is used.
+#[inline(always)]
+#[must_use]
+pub fn opaque_ptr<T>(p: *const T) -> *const T {
+    #[cfg(target_arch = "nvptx64")]
+    let p = {
+        let mut p = p;
+        // SAFETY: does nothing. Not `pure`, so it stays where it is written.
+        unsafe { core::arch::asm!("/* {0} */", inout(reg64) p, options(nomem, nostack)) };
+        p
+    };
+    p
+}

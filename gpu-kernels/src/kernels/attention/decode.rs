@@ -22,6 +22,15 @@ pub(super) const WARPS: u32 = SPLIT_KEYS / CHUNK;
 pub const THREADS: u32 = WARPS * warp::WARP_SIZE;
 /// Query heads a block.
 pub const HEADS: u32 = 8;
+
+/// Blocks that a multiprocessor has room for at once.
+pub const fn blocks_a_multiprocessor(head_dim: u32) -> u32 {
+    match head_dim {
+        64 => 4,
+        128 => 3,
+        _ => 2,
+    }
+}
 /// Elements between the heads' rows when warps merge, beyond their own: it puts them in different banks.
 pub(super) const PAD: u32 = 8;
 
@@ -197,17 +206,15 @@ unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
         let caches = [k_cache.add(head), v_cache.add(head)].map(|head| Pages { head, table, stride });
 
         let mut ring = Ring::<K, AHEAD>::new(warp, caches, from + warp * CHUNK, (keys.begin, end));
-        let early = queries.early();
-        if Q::ALONE {
-            // Keys and values but the newest.
-            ring.fill(pos);
-            wait();
-        } else {
-            ring.fill(end);
-        }
-        let loaded = (early, queries.fetch(place));
         // Heads lie where the last tile of each ring will.
         let scratch = Ring::<K, AHEAD>::last;
+        // Of rows that are alone, keys and values but the newest: that is the work of the grid ahead.
+        ring.fill(if Q::ALONE { pos } else { end });
+        let early = queries.early(place, scratch(warp));
+        if Q::ALONE {
+            wait();
+        }
+        let fetched = queries.fetch(place, &early);
         // The newest go into a tile that was copied without them, if there is one.
         let keep = |kind: Kind, x: &Vecs| {
             let at = pos - from;
@@ -216,7 +223,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
                 Ring::<K, AHEAD>::tile(at / CHUNK % WARPS, tile).set_row(at % CHUNK, x);
             }
         };
-        let query = queries.ready(place, loaded, scratch, keep, p.scale);
+        let query = queries.ready(place, (early, fetched), scratch, keep, p.scale);
 
         let mut partial = Partial::<K>::EMPTY;
         let mut chunk = from + warp * CHUNK;
@@ -278,6 +285,8 @@ unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
 
 macro_rules! entries {
     ($($name:ident $fresh:ident: $head_dim:literal, $blocks:literal;)+) => {$(
+        const _: () = assert!($blocks == blocks_a_multiprocessor($head_dim));
+
         #[doc = concat!("Attention over one split, head size ", stringify!($head_dim), ", f16 cache.")]
         ///
         /// The rows are those that `list` names, or without it the first `items`.

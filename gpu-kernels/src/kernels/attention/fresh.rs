@@ -7,7 +7,7 @@
 use cuda_std::{cp_async, prelude::*};
 
 use super::decode::{HEADS, PAD, WARPS, fragments};
-use super::heads::{Common, HeadsParams, Kind, Loaded, Projected, Vecs, store_head};
+use super::heads::{Common, Head, HeadsParams, Kind, Loaded, MAX_PAIRS, Projected, Vecs, store_head};
 use super::queries::{Place, Queries};
 use crate::kernels::kv_cache::physical_token;
 
@@ -22,10 +22,22 @@ pub(super) struct Fresh {
     pub(super) v_cache: *mut u16,
 }
 
+/// What a block knows ahead of the wait.
+pub(super) struct Early<const K: usize> {
+    common: Common<K>,
+    /// The row's turns of the lane's pairs, every [`warp::WARP_SIZE`] elements: in shared memory, or else they would be
+    /// computed where they are used.
+    turns: Shared<F32x2>,
+    /// Where the newest key and value go.
+    token: usize,
+    /// The heads that the warp makes ready.
+    heads: [Head; TASKS],
+}
+
 impl Fresh {
-    /// Bytes of shared memory that [`Fresh::ready`] takes of each warp's, for heads of `16·k`.
+    /// Bytes of shared memory that [`Fresh::ready`] takes of each warp's, for heads of `16·k`: they, and turns.
     pub(super) const fn bytes_a_warp(k: u32) -> u32 {
-        TASKS as u32 * (16 * k + PAD) * 4
+        TASKS as u32 * (16 * k + PAD) * 4 + k.div_ceil(4) * warp::WARP_SIZE * 8
     }
 
     /// The `i`-th head that the warp makes ready, if there is one: the block's queries, then its key and its value, are
@@ -45,24 +57,43 @@ impl Fresh {
 
 impl<const K: usize> Queries<K> for Fresh {
     const ALONE: bool = true;
-    type Early = Common<K>;
+    type Early = Early<K>;
     type Fetched = [Loaded; TASKS];
 
     #[inline(always)]
-    unsafe fn early(&self) -> Common<K> {
-        // SAFETY: the caller's promise.
-        unsafe { Common::load(&self.heads, &self.p) }
+    unsafe fn early(&self, at: Place, mine: Shared<f32>) -> Early<K> {
+        let turns = mine.add(TASKS as u32 * (16 * K as u32 + PAD)).cast::<F32x2>().add(warp::lane_id());
+        // SAFETY: the caller's promise; the heads exist.
+        unsafe {
+            let common = Common::load(&self.heads, 16 * K as u32, &self.p);
+            let of_row = common.at(at.pos, &self.p);
+            let mut i = 0;
+            while i < Common::<K>::PAIRS {
+                turns.set(i as u32 * warp::WARP_SIZE, of_row[i]);
+                i += 1;
+            }
+            let mut heads = [Head::NONE; TASKS];
+            let mut i = 0;
+            while i < TASKS {
+                if let Some((kind, head)) = Self::task(at, i) {
+                    heads[i] = self.heads.head(kind, (at.row as usize, head), &self.p);
+                }
+                i += 1;
+            }
+            let token = physical_token(at.table, at.pos);
+            Early { common, turns, token, heads: heads.map(Head::found) }
+        }
     }
 
     /// All of a warp's heads are on their way before the first is used.
     #[inline(always)]
-    unsafe fn fetch(&self, at: Place) -> [Loaded; TASKS] {
+    unsafe fn fetch(&self, at: Place, early: &Early<K>) -> [Loaded; TASKS] {
         let mut x = [Loaded::NONE; TASKS];
         let mut i = 0;
         while i < TASKS {
-            if let Some((kind, head)) = Self::task(at, i) {
+            if Self::task(at, i).is_some() {
                 // SAFETY: the head exists.
-                x[i] = unsafe { self.heads.load(kind, (at.row as usize, head), &self.p) };
+                x[i] = unsafe { early.common.fetch(early.heads[i]) };
             }
             i += 1;
         }
@@ -74,7 +105,7 @@ impl<const K: usize> Queries<K> for Fresh {
     unsafe fn ready(
         &self,
         at: Place,
-        (common, fetched): (Common<K>, [Loaded; TASKS]),
+        (early, fetched): (Early<K>, [Loaded; TASKS]),
         scratch: impl Fn(u32) -> Shared<f32>,
         keep: impl Fn(Kind, &Vecs),
         scale: f32,
@@ -83,14 +114,19 @@ impl<const K: usize> Queries<K> for Fresh {
         // SAFETY: the heads exist; a warp has a row of shared memory for each.
         unsafe {
             let mut x = [[[0.0; 4]; 2]; TASKS];
-            let turns = common.at(at.pos, &self.p);
+            let mut turns = [F32x2::splat(0.0); MAX_PAIRS];
+            let mut i = 0;
+            while i < Common::<K>::PAIRS {
+                turns[i] = early.turns.get(i as u32 * warp::WARP_SIZE);
+                i += 1;
+            }
             let mut i = 0;
             while i < TASKS {
                 if let Some((kind, head)) = Self::task(at, i) {
                     let mine = scratch(warp).add(i as u32 * row_elems);
-                    x[i] = common.finish(kind, (&fetched[i], &turns), mine, &self.p);
+                    x[i] = early.common.finish(kind, (&fetched[i], &turns), mine, &self.p);
                     if kind != Kind::Query {
-                        let token = physical_token(at.table, at.pos) * self.p.n_head_kv as usize + head as usize;
+                        let token = early.token * self.p.n_head_kv as usize + head as usize;
                         let cache = if kind == Kind::Key { self.k_cache } else { self.v_cache };
                         store_head(cache.add(token * 16 * K), &x[i], 16 * K as u32);
                     }

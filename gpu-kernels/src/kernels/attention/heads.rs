@@ -8,7 +8,7 @@
 use crate::kernels::kv_cache::{KvElem, physical_token};
 use crate::kernels::rope::angle;
 use bytemuck::{Pod, Zeroable};
-use cuda_std::{pdl, prelude::*};
+use cuda_std::{mem::ld_cs, opaque_ptr, pdl, prelude::*};
 
 /// Lanes a block; a warp takes one head of one row.
 pub const THREADS: u32 = 128;
@@ -18,7 +18,7 @@ pub const HEADS_PER_BLOCK: u32 = THREADS / warp::WARP_SIZE;
 pub const MAX_HEAD_DIM: u32 = 256;
 
 /// Pairs of the largest head that a lane rotates.
-const MAX_PAIRS: usize = (MAX_HEAD_DIM / 2 / warp::WARP_SIZE) as usize;
+pub(super) const MAX_PAIRS: usize = (MAX_HEAD_DIM / 2 / warp::WARP_SIZE) as usize;
 
 /// Scalars of [`attention_heads_f32`] and [`attention_heads_f16`].
 #[repr(C)]
@@ -47,17 +47,6 @@ pub struct HeadsParams {
 /// Bytes of shared memory: a head for each warp.
 pub const fn shared_bytes(head_dim: u32) -> u32 {
     HEADS_PER_BLOCK * head_dim * 4
-}
-
-/// `Σ x²` of a warp's vectors, as a block of `rms_norm` adds them.
-///
-/// # Safety
-/// Every lane of the warp comes here.
-#[inline(always)]
-unsafe fn square_sum(x: &Vecs) -> f32 {
-    let squares = x.map(|[x, y, z, w]| math::fma(x, x, math::fma(y, y, math::fma(z, z, w * w))));
-    // SAFETY: the caller's promise.
-    unsafe { warp::sum(squares[0]) + warp::sum(squares[1]) }
 }
 
 /// Where heads come from and what is done to them.
@@ -92,16 +81,6 @@ pub(super) fn places() -> [u32; 2] {
     [4 * warp::lane_id(), 4 * warp::lane_id() + 128]
 }
 
-/// Loads a lane's vectors. One past the end is the last one again.
-///
-/// # Safety
-/// A head lies at `from`, 16-byte aligned.
-#[inline(always)]
-unsafe fn load(from: *const f32, head_dim: u32) -> Vecs {
-    // SAFETY: the vectors are in the head.
-    places().map(|at| unsafe { ld(from.add(at.min(head_dim - 4) as usize).cast::<F32x4>()) }.to_array())
-}
-
 /// What a lane has of a head as it is projected, and of its bias; in place of what is past the end, the last again.
 #[derive(Clone, Copy)]
 pub(super) struct Loaded {
@@ -117,34 +96,101 @@ impl Loaded {
 /// What all heads have in common, of `16·K` elements at most, and none of it a projection: the norms of queries and keys,
 /// and how the lane's pairs, `lane`, `lane + 32`, …, turn.
 pub(super) struct Common<const K: usize> {
+    head_dim: u32,
     norms: [Option<Vecs>; 2],
     /// Of a turn a position; past a quarter of `K` there are none, but a const parameter cannot be divided.
     turns: [u64; MAX_PAIRS],
 }
 
 /// Sine and cosine for the lane's pairs.
-type SinCos = [[f32; 2]; MAX_PAIRS];
+pub(super) type SinCos = [F32x2; MAX_PAIRS];
+
+/// Where a head is as it is projected, and its part of the bias, or null.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    x: *const f32,
+    bias: *const f32,
+}
+
+impl Head {
+    /// No head.
+    pub(super) const NONE: Self = Self { x: core::ptr::null(), bias: core::ptr::null() };
+
+    /// The same, found here and not where it is used.
+    #[inline(always)]
+    pub(super) fn found(self) -> Self {
+        Self { x: opaque_ptr(self.x), bias: opaque_ptr(self.bias) }
+    }
+}
 
 impl<const K: usize> Common<K> {
     /// Pairs of a lane.
-    const PAIRS: usize = K.div_ceil(4);
+    pub(super) const PAIRS: usize = K.div_ceil(4);
+    /// Vectors of a lane that a head can have.
+    const VECS: usize = K.div_ceil(8);
 
-    /// Loads it.
+    /// Loads it, for heads of `head_dim`.
     ///
     /// # Safety
     /// The operands are those of [`attention_heads_f32`], `head_dim` at most `16·K`.
     #[inline(always)]
-    pub(super) unsafe fn load(from: &Projected, p: &HeadsParams) -> Self {
+    pub(super) unsafe fn load(from: &Projected, head_dim: u32, p: &HeadsParams) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
-            let norms =
-                [from.q_norm, from.k_norm].map(|norm| if norm.is_null() { None } else { Some(load(norm, p.head_dim)) });
+            let norms = [from.q_norm, from.k_norm]
+                .map(|norm| if norm.is_null() { None } else { Some(Self::vectors(norm, head_dim)) });
             let turns = core::array::from_fn(|i| {
                 let pair = warp::lane_id() + i as u32 * warp::WARP_SIZE;
                 if i < Self::PAIRS && pair < p.n_rot / 2 { ld(from.turns.add(pair as usize)) } else { 0 }
             });
-            Self { norms, turns }
+            Self { head_dim, norms, turns }
         }
+    }
+
+    /// Loads a lane's vectors. One past the end is the last one again.
+    ///
+    /// # Safety
+    /// A head lies at `from`, 16-byte aligned.
+    #[inline(always)]
+    unsafe fn vectors(from: *const f32, head_dim: u32) -> Vecs {
+        let (at, mut x) = (places(), [[0.0; 4]; 2]);
+        let mut i = 0;
+        while i < Self::VECS {
+            // SAFETY: the vectors are in the head.
+            x[i] = unsafe { ld_cs(from.add(at[i].min(head_dim - 4) as usize).cast::<F32x4>()) }.to_array();
+            i += 1;
+        }
+        x
+    }
+
+    /// Loads a head and its bias.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    pub(super) unsafe fn fetch(&self, head: Head) -> Loaded {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = Self::vectors(head.x, self.head_dim);
+            let bias = if head.bias.is_null() { None } else { Some(Self::vectors(head.bias, self.head_dim)) };
+            Loaded { x, bias }
+        }
+    }
+
+    /// `Σ x²` of a warp's vectors, as a block of `rms_norm` adds them.
+    ///
+    /// # Safety
+    /// Every lane of the warp comes here.
+    #[inline(always)]
+    unsafe fn square_sum(x: &Vecs) -> f32 {
+        let squares = x.map(|[x, y, z, w]| math::fma(x, x, math::fma(y, y, math::fma(z, z, w * w))));
+        // SAFETY: the caller's promise.
+        let first = unsafe { warp::sum(squares[0]) };
+        if Self::VECS == 1 {
+            return first; // the others are zeros
+        }
+        // SAFETY: the caller's promise.
+        first + unsafe { warp::sum(squares[1]) }
     }
 
     /// The turns of a row at position `pos`.
@@ -152,10 +198,10 @@ impl<const K: usize> Common<K> {
     pub(super) fn at(&self, pos: u32, p: &HeadsParams) -> SinCos {
         core::array::from_fn(|i| {
             if i >= Self::PAIRS {
-                return [0.0; 2];
+                return F32x2::splat(0.0);
             }
             let (sin, cos) = math::sin_cos(angle(pos, self.turns[i]));
-            [sin * p.magnitude, cos * p.magnitude]
+            F32x2 { x: sin * p.magnitude, y: cos * p.magnitude }
         })
     }
 
@@ -175,7 +221,7 @@ impl<const K: usize> Common<K> {
                 if pair < n_pair {
                     let (first, second) =
                         if p.adjacent != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_pair) };
-                    let ([sin, cos], a, b) = (turns[i], head.get(first), head.get(second));
+                    let (F32x2 { x: sin, y: cos }, a, b) = (turns[i], head.get(first), head.get(second));
                     head.set(first, a * cos - b * sin);
                     head.set(second, a * sin + b * cos);
                 }
@@ -202,7 +248,7 @@ impl<const K: usize> Common<K> {
         if let Some(bias) = loaded.bias {
             x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] + bias[i][e]));
         }
-        let ([a, b], inside) = (x, places().map(|at| at < p.head_dim));
+        let ([a, b], inside) = (x, places().map(|at| at < self.head_dim));
         x = [if inside[0] { a } else { [0.0; 4] }, if inside[1] { b } else { [0.0; 4] }];
         if kind == Kind::Value {
             return x;
@@ -211,21 +257,21 @@ impl<const K: usize> Common<K> {
         // SAFETY: the caller's promise; the warp has `mine` for itself.
         unsafe {
             if let Some(w) = norm {
-                let scale = math::rsqrt(square_sum(&x) / p.head_dim as f32 + p.eps);
+                let scale = math::rsqrt(Self::square_sum(&x) / self.head_dim as f32 + p.eps);
                 x = core::array::from_fn(|i| core::array::from_fn(|e| x[i][e] * scale * w[i][e]));
             }
             let at = places();
             let mut i = 0;
-            while i < 2 {
-                if at[i] < p.head_dim {
+            while i < Self::VECS {
+                if at[i] < self.head_dim {
                     mine.cast::<F32x4>().set(at[i] / 4, F32x4::from_array(x[i]));
                 }
                 i += 1;
             }
             Self::rotate(turns, mine, p);
             let mut i = 0;
-            while i < 2 {
-                if at[i] < p.head_dim {
+            while i < Self::VECS {
+                if at[i] < self.head_dim {
                     x[i] = mine.cast::<F32x4>().get(at[i] / 4).to_array();
                 }
                 i += 1;
@@ -236,25 +282,24 @@ impl<const K: usize> Common<K> {
 }
 
 impl Projected {
-    /// Loads head `head` of row `row` and its bias.
+    /// Head `head` of row `row`.
     ///
     /// # Safety
     /// The head is there; the operands are those of [`attention_heads_f32`].
     #[inline(always)]
-    pub(super) unsafe fn load(&self, kind: Kind, (row, head): (usize, u32), p: &HeadsParams) -> Loaded {
+    pub(super) unsafe fn head(&self, kind: Kind, (row, head): (usize, u32), p: &HeadsParams) -> Head {
         let in_row = head as usize * p.head_dim as usize;
         let kv_dim = p.n_head_kv as usize * p.head_dim as usize;
         // SAFETY: the row and the head are within the caller's extents.
         unsafe {
-            let (from, bias) = match kind {
+            let (x, bias) = match kind {
                 Kind::Query => {
                     (self.q.add((row * p.n_head as usize + head as usize) * p.q_stride as usize), self.q_bias)
                 }
                 Kind::Key => (self.k.add(row * kv_dim + in_row), self.k_bias),
                 Kind::Value => (self.v.add(row * kv_dim + in_row), self.v_bias),
             };
-            let x = load(from, p.head_dim);
-            Loaded { x, bias: if bias.is_null() { None } else { Some(load(bias.add(in_row), p.head_dim)) } }
+            Head { x, bias: if bias.is_null() { bias } else { bias.add(in_row) } }
         }
     }
 }
@@ -312,8 +357,8 @@ unsafe fn heads<T: KvElem>(
     unsafe {
         let pos = ld(pos.add(row));
         let mine = dynamic::<f32>(thread::thread_idx_x() / warp::WARP_SIZE * p.head_dim * 4);
-        let common = Common::<{ MAX_HEAD_DIM as usize / 16 }>::load(&projected, &p);
-        let loaded = projected.load(kind, (row, head), &p);
+        let common = Common::<{ MAX_HEAD_DIM as usize / 16 }>::load(&projected, p.head_dim, &p);
+        let loaded = common.fetch(projected.head(kind, (row, head), &p));
         let x = common.finish(kind, (&loaded, &common.at(pos, &p)), mine, &p);
         if kind == Kind::Query {
             let to = q_out.add((row * p.n_head as usize + head as usize) * p.head_dim as usize);

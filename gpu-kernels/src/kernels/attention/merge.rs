@@ -5,7 +5,7 @@
 use super::{Keys, weight};
 use crate::kernels::quantize_q8::quantize4;
 use bytemuck::{Pod, Zeroable};
-use cuda_std::{pdl, prelude::*};
+use cuda_std::{cp_async, opaque, pdl, prelude::*};
 
 /// Lanes a block.
 pub const THREADS: u32 = 256;
@@ -15,88 +15,154 @@ pub const BLOCK_ELEMS: u32 = 128;
 pub const MAX_SPLIT: u32 = 128;
 /// Splits that a lane loads at once.
 const ROUND: u32 = 8;
-/// Bytes of shared memory: a weight a lane, which is more than there are splits and than a round goes past them; a word a
-/// warp; and four elements a lane.
-pub const SHARED_BYTES: u32 = (THREADS + THREADS / warp::WARP_SIZE + 4 * THREADS) * 4;
+/// Splits that a lane finds the weight of.
+const PAIRS: usize = (MAX_SPLIT / warp::WARP_SIZE) as usize;
+/// Where the weights lie in shared memory: behind what each lane copies in a round.
+const WEIGHTS: u32 = ROUND * THREADS * 16;
+/// Bytes of shared memory: a round's vectors, and for each warp a weight a split.
+pub const SHARED_BYTES: u32 = WEIGHTS + THREADS / warp::WARP_SIZE * MAX_SPLIT * 4;
 
-/// Lane `i`'s elements of the merged head, four from element `4·i` of the block's part on, while there are lanes for
-/// them; the part starts at element `first_elem` and has `elems`.
+/// Which of a head's splits and elements a lane adds up.
 ///
-/// The block's lanes form `4·THREADS / elems` groups, each of which adds up every so many splits, so that loads of
-/// several are on their way; then the groups' sums are added in order.
+/// Of few splits the first warp takes all, and nobody waits for another. Of more, the block's lanes form groups, each of
+/// which takes every so many splits, so that copies of several are on their way.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Splits with keys.
+    live: u32,
+    /// Whether the first warp takes all of them.
+    few: bool,
+    /// The lane's group.
+    group: u32,
+    /// Groups.
+    groups: u32,
+    /// The lane's vector of a head.
+    vec: u32,
+    /// Vectors of a head.
+    head_vecs: u32,
+}
+
+impl Share {
+    /// Of the part of `elems` elements from `first_elem` on, of heads with `head_dim`.
+    #[inline(always)]
+    fn new(live: u32, (head_dim, first_elem, elems): (u32, u32, u32)) -> Self {
+        let (thread, vecs) = (thread::thread_idx_x(), elems / 4);
+        let few = live <= ROUND;
+        // A power of two, which the device divides by with a shift.
+        let log2 = vecs.trailing_zeros();
+        let (group, groups) = if few { (0, 1) } else { (thread >> log2, THREADS >> log2) };
+        Self { live, few, group, groups, vec: first_elem / 4 + (thread & (vecs - 1)), head_vecs: head_dim / 4 }
+    }
+
+    /// The lane's vectors of the round from split `split` on. In place of splits past the end, the last one again.
+    #[inline(always)]
+    fn round(&self, split: u32) -> [u32; ROUND as usize] {
+        core::array::from_fn(|i| (split + i as u32 * self.groups).min(self.live - 1) * self.head_vecs + self.vec)
+    }
+}
+
+/// Finds the splits' weights, which go to `weights`, a word for each that there may be, and returns what divides their sum:
+/// by each warp for itself, so that none waits for another.
 ///
 /// # Safety
-/// The whole block comes here, with [`SHARED_BYTES`] of shared memory; otherwise as [`attention_merge`], for head `head`
-/// of all items'.
+/// The whole warp comes here; a head's maxima and sums are at `max_sum`, `live` of them and at most [`MAX_SPLIT`].
+#[inline(always)]
+unsafe fn find_weights(max_sum: *const F32x2, sink: f32, live: u32, weights: Shared<f32>) -> f32 {
+    let lane = warp::lane_id();
+    let mut of = [F32x2 { x: f32::NEG_INFINITY, y: 0.0 }; PAIRS];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut k = 0;
+        while k < PAIRS {
+            let split = lane + k as u32 * warp::WARP_SIZE;
+            if split < live {
+                of[k] = ld(max_sum.add(split as usize));
+            }
+            k += 1;
+        }
+        let max = of.iter().fold(f32::NEG_INFINITY, |max, of| math::max(max, of.x));
+        let max = math::max(warp::max(max), sink);
+        let mut sum = 0.0;
+        let mut k = 0;
+        while k < PAIRS {
+            let weight = weight(of[k].x, max); // 0 past the end
+            weights.set(lane + k as u32 * warp::WARP_SIZE, weight);
+            sum = math::fma(weight, of[k].y, sum);
+            k += 1;
+        }
+        let sum = warp::sum(sum) + weight(sink, max);
+        warp::sync_warp(warp::FULL_MASK); // the weights are written before they are read
+        sum
+    }
+}
+
+/// In the block's first warp, the lane's four elements of the merged head; the others get nothing. Groups' sums are added
+/// in order.
+///
+/// # Safety
+/// The whole block comes here, or where the share is of few splits its first warp, with [`SHARED_BYTES`] of shared memory;
+/// `first` is the share's first round, and `out` and `max_sum` are the head's partials.
 #[inline(always)]
 unsafe fn merge(
-    partial_out: *const f32,
-    partial_max_sum: *const f32,
+    out: *const F32x4,
+    max_sum: *const F32x2,
     sink: f32,
-    keys: Keys,
-    head: u32,
-    (head_dim, first_elem, elems): (u32, u32, u32),
-    n_split: u32,
-) -> [f32; 4] {
-    let weights = dynamic::<f32>(0);
-    let scratch = weights.add(THREADS);
-    let sums = scratch.add(THREADS / warp::WARP_SIZE).cast::<F32x4>();
-    let (lane, live) = (thread::thread_idx_x(), keys.n_split());
-    let first = head as usize * n_split as usize;
-    let vecs = elems / 4;
-    // SAFETY: the splits with keys are at most `n_split`, and that at most `MAX_SPLIT`, hence below `THREADS`.
+    share: Share,
+    first: [u32; ROUND as usize],
+) -> Option<[f32; 4]> {
+    let (thread, warp) = (thread::thread_idx_x(), thread::thread_idx_x() / warp::WARP_SIZE);
+    let weights = dynamic::<f32>(WEIGHTS).add(warp * MAX_SPLIT);
+    let mine = dynamic::<F32x4>(0).add(thread);
+    // SAFETY: the caller's promise; a lane alone has its places until the barrier.
     unsafe {
-        let (group, vec) = math::div_rem(lane, vecs);
-        let groups = math::div_rem(THREADS, vecs).0;
-        let from = partial_out.add(first * head_dim as usize + first_elem as usize).cast::<F32x4>().add(vec as usize);
-        // Splits past the end are the last one again, with no weight.
-        let load = |split: u32| -> [[f32; 4]; ROUND as usize] {
-            core::array::from_fn(|i| {
-                let at = (split + i as u32 * groups).min(live - 1) as usize;
-                ld(from.add(at * (head_dim / 4) as usize)).to_array()
-            })
+        let copy = |round: [u32; ROUND as usize]| {
+            for i in 0..ROUND {
+                cp_async::copy_16(mine, i * THREADS, out.add(round[i as usize] as usize));
+            }
+            cp_async::commit();
         };
-        // The first round is on its way while the weights are found.
-        let mut values = load(group);
-        let mut mine = F32x2 { x: f32::NEG_INFINITY, y: 0.0 };
-        if lane < live {
-            mine = ld(partial_max_sum.cast::<F32x2>().add(first + lane as usize));
+        copy(first);
+        // Never, for there is a key. Left to itself the assembler starts the copies behind the weights, where registers are
+        // free again, but not across a branch.
+        if share.live == 0 {
+            return None;
         }
-        let max = math::max(block::reduce_max(scratch, mine.x), sink);
-        let share = weight(mine.x, max);
-        weights.set(lane, share); // 0 past the end
-        // Its barriers also stand between the weights and their use.
-        let sum = block::reduce_sum(scratch, share * mine.y) + weight(sink, max);
+        let sum = find_weights(max_sum, sink, share.live, weights);
 
-        let mut out = [0.0f32; 4];
-        let mut split = group;
+        let mut merged = [0.0f32; 4];
+        let mut split = share.group;
         loop {
+            cp_async::wait::<0>();
             let mut i = 0;
             while i < ROUND {
-                let at = split + i * groups;
-                let w = weights.get(at);
-                out = core::array::from_fn(|e| math::fma(w, values[i as usize][e], out[e]));
+                let at = split + i * share.groups;
+                let weight = if at < share.live { weights.get(at) } else { 0.0 };
+                let v = mine.get(i * THREADS).to_array();
+                merged = core::array::from_fn(|e| math::fma(weight, v[e], merged[e]));
                 i += 1;
             }
-            split += ROUND * groups;
-            if split >= live {
+            split += ROUND * share.groups;
+            if split >= share.live {
                 break;
             }
-            values = load(split);
+            copy(share.round(split));
         }
-        sums.set(lane, F32x4::from_array(out));
-        thread::sync_threads(); // every group's sums are written before they are added
-        let mut out = [0.0f32; 4];
-        if lane < vecs {
+        if !share.few {
+            mine.set(0, F32x4::from_array(merged));
+            thread::sync_threads(); // every group's sums are written before they are added
+            if warp > 0 {
+                return None;
+            }
+            merged = [0.0; 4];
             let mut group = 0;
-            while group < groups {
-                let v = sums.get(group * vecs + lane).to_array();
-                out = core::array::from_fn(|e| out[e] + v[e]);
+            while group < share.groups {
+                let v = dynamic::<F32x4>(0).get(group * (THREADS / share.groups) + thread).to_array();
+                merged = core::array::from_fn(|e| merged[e] + v[e]);
                 group += 1;
             }
         }
         let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-        out.map(|x| x * inverse)
+        Some(merged.map(|x| x * inverse))
     }
 }
 
@@ -159,15 +225,22 @@ pub unsafe fn attention_merge(
         } else {
             Some(ld(pairs.add((2 * head as usize + 1) * p.head_dim as usize + in_head).cast::<F32x4>()).to_array())
         };
+        // All that does not hang on the grid ahead is known before its end.
+        let share = Share::new(opaque(keys.n_split()), (p.head_dim, first_elem, elems));
+        if share.few && thread::thread_idx_x() >= warp::WARP_SIZE {
+            return;
+        }
+        let first = share.round(share.group).map(opaque);
+        let splits = item_head as usize * p.n_split as usize;
+        let out_of = partial_out.add(splits * p.head_dim as usize).cast::<F32x4>();
+        let max_sum_of = partial_max_sum.cast::<F32x2>().add(splits);
         pdl::grid_dependency_wait();
         pdl::launch_dependents();
 
-        let part = (p.head_dim, first_elem, elems);
-        let mut merged = merge(partial_out, partial_max_sum, sink, keys, item_head, part, p.n_split);
-
-        if thread::thread_idx_x() >= warp::WARP_SIZE {
-            return; // a part has no more vectors than a warp has lanes; all of the warp is needed to quantise
-        }
+        // A part has no more vectors than a warp has lanes; all of the warp is needed to quantise.
+        let Some(mut merged) = merge(out_of, max_sum_of, sink, share, first) else {
+            return;
+        };
         let live = 4 * thread::thread_idx_x() < elems;
         let at = head as usize * p.head_dim as usize + in_head;
         if let Some(gate) = gate {

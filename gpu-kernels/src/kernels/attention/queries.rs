@@ -32,17 +32,17 @@ pub(super) trait Queries<const K: usize> {
     /// What is loaded of its work.
     type Fetched;
 
-    /// Starts to load what the grid ahead does not make.
+    /// Finds and loads what hangs on nothing that the grid ahead makes; `mine` is the warp's shared memory, as in `ready`.
     ///
     /// # Safety
     /// As the kernel.
-    unsafe fn early(&self) -> Self::Early;
+    unsafe fn early(&self, at: Place, mine: Shared<f32>) -> Self::Early;
 
     /// Starts to load of its work.
     ///
     /// # Safety
     /// As the kernel.
-    unsafe fn fetch(&self, at: Place) -> Self::Fetched;
+    unsafe fn fetch(&self, at: Place, early: &Self::Early) -> Self::Fetched;
 
     /// The queries' fragments. `scratch` gives each warp's shared memory, [`Fresh::bytes_a_warp`]; `keep` is given the
     /// newest key or value, by a warp, when all copies that the lanes started have arrived.
@@ -71,10 +71,10 @@ impl<const K: usize> Queries<K> for Ready {
     type Fetched = ();
 
     #[inline(always)]
-    unsafe fn early(&self) {}
+    unsafe fn early(&self, _at: Place, _mine: Shared<f32>) {}
 
     #[inline(always)]
-    unsafe fn fetch(&self, _at: Place) {}
+    unsafe fn fetch(&self, _at: Place, (): &()) {}
 
     #[inline(always)]
     unsafe fn ready(

@@ -27,13 +27,15 @@ pub fn takes_head_dim(head_dim: u32) -> bool {
     matches!(head_dim, 64 | 128 | 256)
 }
 
-/// Parts to split the keys of each row into, so that the grid fills the device several times over: lengths differ,
-/// and a long sequence's blocks are to find room when short ones have ended. It depends on the shape alone, so that a
-/// captured launch stays right.
+/// Parts to split the keys of each row into. The blocks of a single row have as much to do each, and fill the device once:
+/// each of them makes the queries ready. Those of several fill it several times over: lengths differ, and a long
+/// sequence's blocks are to find room when short ones have ended. It depends on the shape alone, so that a captured launch
+/// stays right.
 pub fn n_split(properties: &Properties, rows: u32, shape: &AttentionShape, max_keys: u32) -> u32 {
     let per_row = shape.n_head_kv * blocks_per_kv(shape);
     let keys = shape.window.map_or(max_keys, |window| window.saturating_add(SPLIT_KEYS).min(max_keys));
-    let wanted = (BLOCKS_PER_SM * properties.n_sm).div_ceil(rows.saturating_mul(per_row).max(1));
+    let per_sm = if rows == 1 { decode::blocks_a_multiprocessor(shape.head_dim) } else { BLOCKS_PER_SM };
+    let wanted = (per_sm * properties.n_sm).div_ceil(rows.saturating_mul(per_row).max(1));
     wanted.clamp(1, keys.div_ceil(SPLIT_KEYS).clamp(1, merge::MAX_SPLIT))
 }
 
@@ -44,7 +46,7 @@ pub fn split_rows(at: &Placement<'_>, kv: (KvSlice<'_>, KvSlice<'_>), shape: &At
     (if tiled { at.short.len() } else { at.pos.len() }) as u32
 }
 
-/// Blocks wanted for each multiprocessor. Two of head size 256 are there at a time.
+/// Blocks wanted for each multiprocessor where there are several rows. Two of head size 256 are there at a time.
 const BLOCKS_PER_SM: u32 = 8;
 
 /// Blocks for the query heads of one key head.
