@@ -58,9 +58,10 @@ unsafe fn matvec_swept<F: FormatHeld, const R: usize, const S: usize>(o: &Pointe
         })
     };
     let source = CopiedRow { x, cols: p.chunks * F::CHUNK_ELEMS, threads: THREADS };
-    // SAFETY: `y` has the rows.
-    let begin =
-        |item: u32| -> [f32; R] { core::array::from_fn(|r| unsafe { residual(o.y, first_row(item) + r as u32, p) }) };
+    let begin = |item: u32| -> [f32; R] {
+        // SAFETY: `y` has the rows.
+        core::array::from_fn(|r| unsafe { residual(o.y, first_row(item) + r as u32, p) })
+    };
     let put = |item: u32, sums: [f32; R], residuals: [f32; R]| {
         if place.lane == 0 {
             for r in 0..R {

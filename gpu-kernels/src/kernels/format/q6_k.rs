@@ -125,7 +125,7 @@ impl FormatHeld for Q6K {
 
     #[inline(always)]
     unsafe fn gather(held: &Held, phase: u32) -> Raw {
-        let (even, lower) = (phase % 2 == 0, phase & 2 == 0);
+        let (even, lower) = (phase.is_multiple_of(2), phase & 2 == 0);
         // SAFETY: the caller's promise.
         let (x, y, scales) = unsafe {
             (warp::shuffle_xor(held.qh.x, 2), warp::shuffle_xor(held.qh.y, 2), warp::shuffle_xor(held.scales, 1))
