@@ -31,6 +31,7 @@ pub const fn blocks_a_multiprocessor(head_dim: u32) -> u32 {
         _ => 2,
     }
 }
+
 /// Elements between the heads' rows when warps merge, beyond their own: it puts them in different banks.
 pub(super) const PAD: u32 = 8;
 
