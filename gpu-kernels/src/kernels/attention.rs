@@ -21,6 +21,7 @@
 pub mod decode;
 pub mod exact;
 mod fresh;
+mod head;
 pub mod heads;
 pub mod merge;
 pub mod prefill;

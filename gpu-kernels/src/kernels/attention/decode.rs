@@ -9,7 +9,7 @@
 //! weights are rounded to f16 for that, as keys and values are; sums are f32.
 
 use super::fresh::Fresh;
-use super::heads::{HeadsParams, Kind, Projected, Vecs};
+use super::head::{HeadsParams, Kind, Projected, Vecs};
 use super::queries::{Place, Queries, Ready};
 use super::ring::Ring;
 use super::tile::{Pages, Tile};

@@ -7,7 +7,7 @@
 use cuda_std::{cp_async, prelude::*};
 
 use super::decode::{HEADS, PAD, WARPS, fragments};
-use super::heads::{Common, Head, HeadsParams, Kind, Loaded, MAX_PAIRS, Projected, Vecs, store_head};
+use super::head::{Common, Head, HeadsParams, Kind, Loaded, MAX_PAIRS, Projected, Vecs, store_head};
 use super::queries::{Place, Queries};
 use crate::kernels::kv_cache::physical_token;
 

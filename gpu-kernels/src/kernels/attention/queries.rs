@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use super::decode::fragments;
 #[cfg(doc)]
 use super::fresh::Fresh;
-use super::heads::{Kind, Vecs};
+use super::head::{Kind, Vecs};
 
 /// What a block has to do.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use crate::kernels::kv_cache::PAGE_TOKENS;
 use cuda_std::{cp_async, mma, opaque, prelude::*};
 
 use super::CHUNK;
-use super::heads::{Vecs, places};
+use super::head::{Vecs, places};
 
 /// Rows of `16·K` f16 in shared memory.
 #[derive(Clone, Copy)]
