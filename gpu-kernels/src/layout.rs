@@ -3,8 +3,8 @@
 //! A GGUF block packs its fields back to back, so that most block sizes (34, 210, 17 bytes …) leave
 //! nothing aligned. On the device a tensor's blocks are split into *planes*: plane `i` holds field `i`
 //! of every block, in block order, from an offset that is a multiple of [`PLANE_ALIGN`]. The bytes are
-//! the file's, none added between blocks and none changed; only their places differ. Plane 0 is the one
-//! whose bytes a warp streams, 16 to a lane.
+//! the file's, none added between blocks and none changed; only their places differ, in Q5_K those of bits, too
+//! ([`format`](crate::kernels::format::Q5K)). Plane 0 is the one whose bytes a warp streams, 16 to a lane.
 //!
 //! A tensor `[n_expert, rows, cols]` has `n_expert·rows·(cols / block_elems)` blocks, numbered
 //! `(expert·rows + row)·blocks_per_row + b`. Float types have one plane: the file's bytes as they are.
@@ -51,7 +51,7 @@ pub const fn planes(ty: GgmlType) -> &'static [Plane] {
         GgmlType::Mxfp4 => const { &[plane(1, 16), plane(0, 1)] },
         // qs, (d, dmin, scales)
         GgmlType::Q4K => const { &[plane(16, 128), plane(0, 16)] },
-        // qs, qh, (d, dmin, scales)
+        // qs and qh, whose bits are mixed, (d, dmin, scales)
         GgmlType::Q5K => const { &[plane(48, 128), plane(16, 32), plane(0, 16)] },
         // ql, qh, scales, d
         GgmlType::Q6K => const { &[plane(0, 128), plane(128, 64), plane(192, 16), plane(208, 2)] },

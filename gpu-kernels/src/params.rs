@@ -85,6 +85,14 @@ impl MatvecShape {
         }
     }
 
+    /// As [`swept`](Self::swept), where all matrices together have few rows for each warp.
+    pub const fn normed(ty: GgmlType) -> Self {
+        match ty {
+            GgmlType::Q5K => Self { rows: 3, steps: 1 },
+            _ => Self::swept(ty),
+        }
+    }
+
     /// `log2` of the lanes that share a row of `chunks` chunks: the whole warp where the row fills it,
     /// fewer for shorter rows, so that lanes are not idle; never less than a block's chunks, see
     /// [`Format`](crate::kernels::format::Format). Matrices in F32 have few rows (routers, gates), of which a warp

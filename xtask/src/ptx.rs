@@ -11,18 +11,11 @@ use crate::workspace;
 
 /// Kernels that may use local memory or spill registers, for which target, and the reason. A kernel that is not
 /// here and does either fails the command.
-const MAY_USE_LOCAL: [(&str, &str, &str); 2] = [
-    (
-        "gate_up_q4_k",
-        "sm_80",
-        "16 bytes, touched a few times a block; half the chunks in flight would cost the other targets more",
-    ),
-    (
-        "expert_down_q5_k",
-        "sm_80",
-        "8 bytes, touched a few times a block; fewer blocks a multiprocessor would cost more",
-    ),
-];
+const MAY_USE_LOCAL: [(&str, &str, &str); 1] = [(
+    "gate_up_q4_k",
+    "sm_80",
+    "16 bytes, touched a few times a block; half the chunks in flight would cost the other targets more",
+)];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -50,7 +43,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let Some(ptxas) = Ptxas::find(&[workspace::ptxas_bin()]) else {
-        bail!("the PTX is built, but there is no ptxas to report on it: `cargo xtask setup` fetches one");
+        println!("there is no ptxas to report on it: `cargo xtask setup` fetches one");
+        return Ok(());
     };
     report(&built, &ptxas, &args.filter)
 }

@@ -78,7 +78,7 @@ impl Launch {
     }
 }
 
-/// A kernel's arguments: a tuple of up to 20 raw pointers and plain scalars.
+/// A kernel's arguments: a tuple of up to 25 raw pointers and plain scalars.
 pub trait KernelArgs: Copy + 'static {
     /// Calls `f` with one pointer for each argument, as `cuLaunchKernel` takes them (`kernelParams`).
     /// They are valid during the call.
@@ -119,3 +119,8 @@ kernel_args!(A B C D E F G H I J K L M N O P Q);
 kernel_args!(A B C D E F G H I J K L M N O P Q S);
 kernel_args!(A B C D E F G H I J K L M N O P Q S T);
 kernel_args!(A B C D E F G H I J K L M N O P Q S T U);
+kernel_args!(A B C D E F G H I J K L M N O P Q S T U V);
+kernel_args!(A B C D E F G H I J K L M N O P Q S T U V W);
+kernel_args!(A B C D E F G H I J K L M N O P Q S T U V W X);
+kernel_args!(A B C D E F G H I J K L M N O P Q S T U V W X Y);
+kernel_args!(A B C D E F G H I J K L M N O P Q S T U V W X Y Z);

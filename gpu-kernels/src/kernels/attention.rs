@@ -8,7 +8,7 @@
 //! | [`decode`] | few rows a sequence, f16 cache | keys split over blocks, all heads of a key head together, tensor cores |
 //! | [`prefill`] | many rows a sequence, f16 cache | tiles of queries and keys, tensor cores |
 //! | [`exact`] | f32 cache | keys split over blocks, f32 arithmetic |
-//! | [`merge`] | after [`decode`] and [`exact`] | joins the splits, applies sink and gate, quantises |
+//! | [`merge`] | after [`decode`] of several splits, and [`exact`] | joins the splits, applies sink and gate, quantises |
 //! | [`heads`] | before them all | bias, norm and rotation; keys and values to their pages; [`decode`] can do it itself |
 //!
 //! In [`decode`] and [`exact`] a block with the keys of one split leaves the softmax open: an unnormalised output,
@@ -23,7 +23,9 @@ pub mod exact;
 mod fresh;
 mod head;
 pub mod heads;
+mod join;
 pub mod merge;
+mod output;
 pub mod prefill;
 mod queries;
 mod ring;
@@ -46,6 +48,8 @@ pub struct AttentionParams {
     pub window: u32,
     /// Entries of a span's row of the page table.
     pub max_pages: u32,
+    /// Query heads of a block, of one key head, in [`decode`].
+    pub block_heads: u32,
 }
 
 /// Keys that are looked at together. A chunk lies within a page.

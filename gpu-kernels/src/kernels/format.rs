@@ -23,6 +23,7 @@ pub use legacy::{Q4_0, Q4_1, Q5_0, Q5_1};
 pub use mxfp4::Mxfp4;
 pub use q4_k::Q4K;
 pub use q5_k::Q5K;
+pub(in crate::kernels) use q5_k::pack as pack_q5_k;
 pub use q6_k::Q6K;
 pub use q8_0::Q8_0;
 pub use wide::FormatWide;

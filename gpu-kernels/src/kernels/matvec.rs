@@ -101,8 +101,8 @@ impl Lane {
                 // `lanes` is a multiple of a block's chunks, so a step moves every lane by whole blocks.
                 let ahead = done + ((s as u32) << self.lanes_log2);
                 let live = self.lane + ahead < self.chunks;
-                let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
-                // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+                let at = start + ahead * F::CHUNK_ELEMS;
+                // SAFETY: a live chunk exists in `x` as in the weights.
                 core::array::from_fn(|t| unsafe { x[t].load(at, live) })
             });
             for (raw, chunks) in raw.iter().zip(&chunks) {
@@ -371,7 +371,7 @@ macro_rules! entries {
 // starts arithmetic before the step's last loads; with these, all loads come first (sm_90, ptxas 13.0).
 entries! {
     Q4K: matvec_q4_k[6] matvec_q4_k_q8[4] matvec_q4_k_q8x4[4];
-    Q5K: matvec_q5_k[6] matvec_q5_k_q8[4] matvec_q5_k_q8x4[4];
+    Q5K: matvec_q5_k[4] matvec_q5_k_q8[4] matvec_q5_k_q8x4[4];
     Q6K: matvec_q6_k[6] matvec_q6_k_q8[4] matvec_q6_k_q8x4[4];
     Q8_0: matvec_q8_0[5] matvec_q8_0_q8[8] matvec_q8_0_q8x4[4];
     Q4_0: matvec_q4_0[6] matvec_q4_0_q8[6] matvec_q4_0_q8x4[4];

@@ -54,7 +54,7 @@ pub struct NormMatvecsPart {
 
 /// Parameters of `norm_matvecs_*`.
 ///
-/// An item is what a warp multiplies at a time: `rows` of [`MatvecShape::swept`] for each group of lanes. A tile is what
+/// An item is what a warp multiplies at a time: `rows` of [`MatvecShape::normed`] for each group of lanes. A tile is what
 /// a block multiplies at a time of matrices in F32: a row for each group of lanes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -81,7 +81,7 @@ pub struct NormMatvecsParams {
 
 /// Rows of an item.
 pub const fn rows_per_item(ty: GgmlType, lanes_log2: u32) -> u32 {
-    (WARP >> lanes_log2) * MatvecShape::swept(ty).rows
+    (WARP >> lanes_log2) * MatvecShape::normed(ty).rows
 }
 
 /// Weights and results of the products.
@@ -205,7 +205,7 @@ macro_rules! entries {
             x: *const f32, norm_w: *const f32, norm_y: *mut f32, qs: *mut i8, d: *mut f32, s: *mut f32,
             y_0: *mut f32, y_1: *mut f32, y_2: *mut f32, y_3: *mut f32, p: NormMatvecsParams,
         ) {
-            const SHAPE: MatvecShape = MatvecShape::swept(GgmlType::$ty);
+            const SHAPE: MatvecShape = MatvecShape::normed(GgmlType::$ty);
             norm_matvecs::<format::$ty, { SHAPE.rows as usize }, { SHAPE.steps as usize }>(
                 &Products { w: [w_0, w_1, w_2, w_3], y: [y_0, y_1, y_2, y_3] },
                 &Norm { x, w: norm_w, y: norm_y, qs, d, s }, &p);

@@ -67,6 +67,7 @@ impl<F: FormatQ8> Source<F> for NormedRow<'_> {
         }
         // SAFETY: the caller's promise; a lane alone has the elements, and four lanes have a block.
         unsafe {
+            staged.end();
             early.norm(norm.x, fetched, self.eps, |at, live, v| {
                 let quad = quantized4(v.to_array());
                 if !live {
@@ -75,15 +76,14 @@ impl<F: FormatQ8> Source<F> for NormedRow<'_> {
                 if let Some(plain) = self.plain {
                     plain.set(at / 4, v);
                 }
-                staged.qs.cast::<u32>().set(at / 4, quad.qs);
+                staged.set_quad(at, quad.qs);
                 let to = at as usize;
                 if self.keep {
                     st(norm.y.add(to).cast(), v);
                     st(norm.qs.add(to).cast(), quad.qs);
                 }
                 if at.is_multiple_of(Q8_BLOCK) {
-                    staged.d.set(at / Q8_BLOCK, quad.d);
-                    staged.s.set(at / Q8_BLOCK, quad.s);
+                    staged.set_scale(at / Q8_BLOCK, quad.d, quad.s);
                     if self.keep {
                         st(norm.d.add(to / Q8_BLOCK as usize), quad.d);
                         st(norm.s.add(to / Q8_BLOCK as usize), quad.s);

@@ -72,7 +72,7 @@ impl<B: Backend> Session<B> {
     /// Checks a batch, and runs the layers and the head over it; with `choose`, chooses tokens.
     fn logits_step(&mut self, batch: &Batch, choose: Option<&Choose>) -> Result {
         check(batch, &self.config, self.limits)?;
-        let has_outputs = !batch.outputs.is_empty();
+        let (has_outputs, all_rows) = (!batch.outputs.is_empty(), batch.outputs.len() == batch.tokens.len());
         self.n_rows = batch.tokens.len();
         let batch = &match choose {
             None => self.backend.batch(batch)?,
@@ -86,8 +86,14 @@ impl<B: Backend> Session<B> {
             if !has_outputs {
                 return Ok(());
             }
-            b.gather_outputs(&mut s.output, &s.norm, batch)?;
-            b.head(&mut s.logits, model.head(), &s.output, batch)?;
+            // Outputs are in order: as many as there are rows are all of them.
+            let wanted = if all_rows {
+                &s.norm
+            } else {
+                b.gather_outputs(&mut s.output, &s.norm, batch)?;
+                &s.output
+            };
+            b.head(&mut s.logits, model.head(), wanted, batch)?;
             n_tokens.map_or(Ok(()), |n_tokens| b.choose(&s.logits, n_tokens, batch))
         })
     }

@@ -4,7 +4,7 @@
 
 use half::f16;
 use host::backend::{AttentionShape, PAGE_TOKENS};
-use host::gpu::ops::{self, Attention, AttentionOut, KvSlice, MIN_SPAN_ROWS, Partials, Placement, Q8};
+use host::gpu::ops::{self, Attention, AttentionOut, KvSlice, MIN_SPAN_ROWS, Partials, Placement, Q8, Split};
 use host::gpu::{Buffer, Device};
 
 use super::{Output, Random, assert_close, assert_same_bits, input, on_devices, sigmoid, wide};
@@ -113,6 +113,11 @@ fn run<D: Device>(device: &D, case: &Case, setup: &Setup<D>) -> Vec<f32> {
     run_gated(device, case, setup, None).out
 }
 
+/// Rows that are not split have few heads a block, as in a model.
+fn split(n: u32) -> Split {
+    if n == 1 { Split { n, block_heads: 2 } } else { Split::new(n) }
+}
+
 /// With `pairs` of queries and gates.
 fn run_gated<D: Device>(device: &D, case: &Case, setup: &Setup<D>, pairs: Option<&[f32]>) -> Found {
     let heads = setup.pos.len() * case.shape.n_head as usize;
@@ -139,7 +144,7 @@ fn run_gated<D: Device>(device: &D, case: &Case, setup: &Setup<D>, pairs: Option
             span_rows: span_rows.slice(),
             short: short.slice(),
         },
-        partials: Partials { out: part.slice(), max_sum: max_sum.slice(), n_split: case.n_split },
+        partials: Partials { out: part.slice(), max_sum: max_sum.slice(), split: split(case.n_split) },
         sinks: sinks.as_ref().map(Buffer::slice),
         shape: case.shape,
         dependent: true,
@@ -229,10 +234,10 @@ fn lengths_around_every_boundary() {
 fn query_heads_for_each_key_head() {
     fn checks<D: Device>(device: &D) {
         for (n_head, n_head_kv) in [(2, 2), (4, 2), (3, 1), (8, 2), (7, 1), (8, 1), (16, 2), (9, 1), (16, 1)] {
-            for half in [false, true] {
+            for (n_split, half) in [(2, false), (2, true), (1, true)] {
                 let shape = shape(n_head, n_head_kv, 64, None);
                 let sequences = sequences(&[70, 200]);
-                check(device, &Case { shape, sequences, n_split: 2, sinks: None, half });
+                check(device, &Case { shape, sequences, n_split, sinks: None, half });
             }
         }
     }
@@ -244,7 +249,7 @@ fn query_heads_for_each_key_head() {
 fn empty_splits_windows_and_sinks() {
     fn checks<D: Device>(device: &D) {
         for window in [None, Some(1), Some(16), Some(17), Some(100), Some(128)] {
-            for half in [false, true] {
+            for (n_split, half) in [(7, false), (7, true), (1, true)] {
                 let case = Case {
                     shape: shape(8, 2, 64, window),
                     sequences: vec![
@@ -253,7 +258,7 @@ fn empty_splits_windows_and_sinks() {
                         Sequence { rows: vec![15, 16] },
                         Sequence { rows: vec![263] },
                     ],
-                    n_split: 7,
+                    n_split,
                     sinks: Some(vec![0.0, 1.5, -3.0, f32::NEG_INFINITY, 30.0, 0.1, -0.1, 2.0]),
                     half,
                 };
@@ -334,13 +339,14 @@ fn tiles_are_gated() {
 
 /// The gate is the second of each pair; the int8 form is that of the gated result.
 #[test]
-fn the_merge_gates_and_quantises() {
+fn results_are_gated_and_quantised() {
     fn checks<D: Device>(device: &D) {
-        for (head_dim, n_head, n_head_kv) in [(64, 3, 1), (128, 2, 1), (256, 2, 2)] {
+        let forms = [(64, 3, 1), (128, 2, 1), (256, 2, 2)];
+        for ((head_dim, n_head, n_head_kv), n_split) in forms.into_iter().flat_map(|form| [(form, 1), (form, 2)]) {
             let case = Case {
                 shape: shape(n_head, n_head_kv, head_dim, None),
                 sequences: sequences(&[3, 150]),
-                n_split: 2,
+                n_split,
                 sinks: None,
                 half: true,
             };
@@ -364,6 +370,31 @@ fn the_merge_gates_and_quantises() {
             let sum = |(qs, scale): (&[i8], &f32)| qs.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * scale;
             let wanted: Vec<f32> = qs.chunks(16).zip(scales).map(sum).collect();
             assert_close("sums", sums, &wide(&wanted), |_| 1e-6);
+        }
+    }
+    on_devices!(checks);
+}
+
+/// What a block makes of all keys is what the merge makes of one split, to the bit: with sinks, gates and the int8 form.
+#[test]
+fn one_split_needs_no_merge() {
+    fn checks<D: Device>(device: &D) {
+        for (head_dim, n_head, n_head_kv) in [(64, 3, 1), (128, 8, 2), (256, 10, 1)] {
+            let found = |n_split| {
+                let sinks = (0..n_head).map(|head| head as f32 - 1.0).collect();
+                let shape = shape(n_head, n_head_kv, head_dim, None);
+                // A split has 64 keys at least: the second of two is empty.
+                let sequences = sequences(&[1, 17, 64]);
+                let case = Case { shape, sequences, n_split, sinks: Some(sinks), half: true };
+                let setup = setup(device, &case, &mut Random::new(7));
+                let pairs: Vec<f32> = Random::new(8).units(2 * setup.q.len()).iter().map(|x| 6.0 * x).collect();
+                run_gated(device, &case, &setup, Some(&pairs))
+            };
+            let (alone, merged) = (found(1), found(2));
+            assert_same_bits("attention", &alone.out, &merged.out);
+            assert_eq!(alone.q8.0, merged.q8.0, "integers");
+            assert_same_bits("scales", &alone.q8.1, &merged.q8.1);
+            assert_same_bits("sums", &alone.q8.2, &merged.q8.2);
         }
     }
     on_devices!(checks);

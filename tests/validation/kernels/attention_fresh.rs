@@ -7,7 +7,7 @@ use gpu_kernels::kernels::rope::RopeParams;
 use half::f16;
 use host::backend::{AttentionShape, PAGE_TOKENS};
 use host::gpu::Device;
-use host::gpu::ops::{self, Attention, AttentionOut, Heads, KvSlice, OpError, Partials, Placement, Queries};
+use host::gpu::ops::{self, Attention, AttentionOut, Heads, KvSlice, OpError, Partials, Placement, Queries, Split};
 
 use super::{Output, Random, assert_same_bits, input, on_devices};
 
@@ -16,7 +16,7 @@ struct Case {
     n_head_kv: u32,
     head_dim: u32,
     n_rot: u32,
-    n_split: u32,
+    split: Split,
     window: Option<u32>,
     gated: bool,
     biases: bool,
@@ -40,7 +40,7 @@ fn cache(random: &mut Random, pages: u32, kv_dim: usize) -> Vec<u16> {
 }
 
 fn check<D: Device>(device: &D, case: &Case) {
-    let Case { n_head, n_head_kv, head_dim, n_split, .. } = *case;
+    let Case { n_head, n_head_kv, head_dim, split, .. } = *case;
     let mut random = Random::new(u64::from(head_dim + n_head));
     let rows = POS.len();
     let (q_dim, kv_dim) = ((n_head * head_dim) as usize, (n_head_kv * head_dim) as usize);
@@ -101,7 +101,7 @@ fn check<D: Device>(device: &D, case: &Case) {
             unsafe { ops::attention_heads(device, &heads, q_out.slice(), kv) }.expect("attention_heads");
             Queries::Ready(q_out.slice())
         };
-        let split_heads = rows * (n_head * n_split) as usize;
+        let split_heads = rows * (n_head * split.n) as usize;
         let part = Output::<D, f32>::new(device, split_heads * head_dim as usize);
         let max_sum = Output::<D, f32>::new(device, 2 * split_heads);
         let out = Output::<D, f32>::new(device, rows * q_dim);
@@ -109,7 +109,7 @@ fn check<D: Device>(device: &D, case: &Case) {
             q: queries,
             kv,
             at,
-            partials: Partials { out: part.slice(), max_sum: max_sum.slice(), n_split },
+            partials: Partials { out: part.slice(), max_sum: max_sum.slice(), split },
             sinks: None,
             shape,
             dependent: true,
@@ -135,7 +135,7 @@ fn attention_of_projections_is_that_of_heads_made_ready() {
             n_head_kv: 2,
             head_dim: 64,
             n_rot: 64,
-            n_split: 3,
+            split: Split::new(3),
             window: None,
             gated: false,
             biases: true,
@@ -143,10 +143,16 @@ fn attention_of_projections_is_that_of_heads_made_ready() {
         };
         check(device, &base);
         // Eight query heads a key head, and ten: a block for eight and one for two.
-        check(device, &Case { n_head: 8, n_head_kv: 1, head_dim: 256, gated: true, norms: true, n_rot: 64, ..base });
+        let gated = Case { n_head: 8, n_head_kv: 1, head_dim: 256, gated: true, norms: true, n_rot: 64, ..base };
+        check(device, &gated);
+        check(device, &Case { split: Split { n: 1, block_heads: 2 }, ..gated });
+        check(device, &Case { split: Split { n: 3, block_heads: 3 }, ..gated });
         check(device, &Case { n_head: 20, n_head_kv: 2, norms: true, biases: false, ..base });
-        check(device, &Case { n_head: 3, n_head_kv: 3, head_dim: 128, n_rot: 128, norms: true, n_split: 1, ..base });
-        check(device, &Case { window: Some(70), n_split: 2, ..base });
+        check(
+            device,
+            &Case { n_head: 3, n_head_kv: 3, head_dim: 128, n_rot: 128, norms: true, split: Split::new(1), ..base },
+        );
+        check(device, &Case { window: Some(70), split: Split::new(2), ..base });
     }
     on_devices!(checks);
 }
@@ -198,7 +204,7 @@ fn attention_of_projections_wants_rows_alone_in_their_sequences() {
             q: Queries::Fresh(&heads),
             kv,
             at,
-            partials: Partials { out: part(0..128), max_sum: part(128..256), n_split: 1 },
+            partials: Partials { out: part(0..128), max_sum: part(128..256), split: Split::new(1) },
             sinks: None,
             shape: AttentionShape { n_head: 1, n_head_kv: 1, head_dim: 64, scale: 1.0, window: None },
             dependent: false,

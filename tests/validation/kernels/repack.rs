@@ -1,4 +1,4 @@
-//! Repacking: every byte of every block to its plane.
+//! Repacking: every byte of every block to its plane, in Q5_K every bit.
 
 use gpu_kernels::blocks::GgmlType;
 use gpu_kernels::layout::{plane_offsets, planes};
@@ -19,7 +19,34 @@ fn oracle(ty: GgmlType, file: &[u8], n_blocks: usize, size: usize) -> Vec<u8> {
             .expect("every byte has a plane");
         device[offsets[plane] as usize + block * field.bytes + at - field.field] = *byte;
     }
+    if ty == GgmlType::Q5K {
+        for (block, file) in file.chunks(ty.block_bytes()).enumerate() {
+            let (chunks, rests) = q5_k(file);
+            device[offsets[0] as usize + 128 * block..][..128].copy_from_slice(&chunks);
+            device[offsets[1] as usize + 32 * block..][..32].copy_from_slice(&rests);
+        }
+    }
     device
+}
+
+/// A block's chunks and what belongs to them, one value at a time: byte `b` of a chunk has value `b` of one half sub-block,
+/// and the upper bits of value `b` of another.
+fn q5_k(file: &[u8]) -> ([u8; 128], [u8; 32]) {
+    let (qh, qs) = (&file[16..48], &file[48..176]);
+    let value = |element: usize| {
+        let (sub_block, at) = (element / 32, element % 32);
+        let nibble = qs[sub_block / 2 * 32 + at] >> (sub_block % 2 * 4) & 15;
+        nibble + 16 * (qh[at] >> sub_block & 1)
+    };
+    let (mut chunks, mut rests) = ([0; 128], [0; 32]);
+    for (at, packed) in chunks.iter_mut().enumerate() {
+        let (chunk, byte) = (at / 16, at % 16);
+        let first = value(chunk / 2 * 64 + chunk % 2 * 16 + byte);
+        let second = value(chunk / 2 * 64 + 32 + chunk % 2 * 16 + byte);
+        *packed = first + 32 * (second / 4);
+        rests[chunk * 4 + byte % 4] |= (second % 4) << (byte / 4 * 2);
+    }
+    (chunks, rests)
 }
 
 devices! {

@@ -1,26 +1,30 @@
 //! Attention for few rows a sequence: keys split over blocks, an f16 cache, tensor cores.
 //!
 //! A block takes up to eight query heads of one row that share a key head, so keys and values are read once for
-//! them, and the keys of one split. Its warps take chunks of 16 keys in turn, each on its own: copies to shared
+//! them, and the keys of one split. Of short rows more blocks take fewer heads each: what is read is little, and all that
+//! is done for a head is done sooner. Its warps take chunks of 16 keys in turn, each on its own: copies to shared
 //! memory run ahead, keys and values of a chunk one after the other in a ring of tiles, and no warp waits for
-//! another before the end, where they merge.
+//! another before the end, where they are joined. Keys that are one split need no other kernel: then the block also
+//! does what comes after.
 //!
 //! The tensor cores multiply 16 rows, twice as many as there are heads ([`mma_8`]). Queries, scaled, and softmax
 //! weights are rounded to f16 for that, as keys and values are; sums are f32.
 
 use super::fresh::Fresh;
 use super::head::{HeadsParams, Kind, Projected, Vecs};
+use super::join::{Done, Results};
+use super::output::Output;
 use super::queries::{Place, Queries, Ready};
 use super::ring::Ring;
 use super::tile::{Pages, Tile};
-use super::{AttentionParams, CHUNK, Keys, SPLIT_KEYS, weight};
-use cuda_std::{cp_async, mma, opaque, pdl, prelude::*};
+use super::{AttentionParams, CHUNK, Keys, SPLIT_KEYS};
+use cuda_std::{mma, opaque, pdl, prelude::*};
 
 /// Warps a block.
 pub(super) const WARPS: u32 = SPLIT_KEYS / CHUNK;
 /// Lanes a block.
 pub const THREADS: u32 = WARPS * warp::WARP_SIZE;
-/// Query heads a block.
+/// Query heads a block, at most.
 pub const HEADS: u32 = 8;
 
 /// Blocks that a multiprocessor has room for at once.
@@ -51,11 +55,11 @@ pub const fn shared_bytes(head_dim: u32) -> u32 {
 
 /// The open softmax of eight heads over a warp's keys. A lane has head `lane / 4`, and of the output two neighbouring
 /// dimensions of each eight.
-struct Partial<const K: usize> {
-    max: f32,
+pub(super) struct Partial<const K: usize> {
+    pub(super) max: f32,
     /// This lane's part of the sum.
-    sum: f32,
-    out: [[f32; 4]; K],
+    pub(super) sum: f32,
+    pub(super) out: [[f32; 4]; K],
 }
 
 /// `A·B + C` for the eight rows of A and two B, the first in `c[0..2]` and the second in `c[2..4]`: A takes rows 0 to 7 for
@@ -170,8 +174,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
     span: *const u32,
     list: *const u32,
     page_table: *const u32,
-    partial_out: *mut f32,
-    partial_max_sum: *mut f32,
+    results: &Results,
     p: AttentionParams,
 ) {
     let head_dim = 16 * K as u32;
@@ -183,15 +186,16 @@ unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
         wait();
     }
     let (item, split, n_split) = (thread::block_idx_x(), thread::block_idx_z(), thread::grid_dim_z());
-    let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
+    let warp = thread::thread_idx_x() / warp::WARP_SIZE;
     // SAFETY: the launcher checks that there are heads, `n_head` a multiple of `n_head_kv`; the rest is within the
     // caller's extents. Each warp has a ring of its own, and uses a tile after its copies have arrived.
     unsafe {
         let row = if list.is_null() { item } else { ld(list.add(item as usize)) };
         let per_kv = math::div_rem(p.n_head, p.n_head_kv).0;
-        let (head_kv, part) = math::div_rem(thread::block_idx_y(), per_kv.div_ceil(HEADS));
-        let first_head = head_kv * per_kv + part * HEADS;
-        let heads = (per_kv - part * HEADS).min(HEADS);
+        let parts = math::div_rem(per_kv + p.block_heads - 1, p.block_heads).0;
+        let (head_kv, part) = math::div_rem(thread::block_idx_y(), parts);
+        let first_head = head_kv * per_kv + part * p.block_heads;
+        let heads = (per_kv - part * p.block_heads).min(p.block_heads);
 
         let pos = ld(pos.add(row as usize));
         let keys = Keys::new(pos, p.window, n_split);
@@ -234,53 +238,7 @@ unsafe fn attention<const K: usize, const AHEAD: u32, Q: Queries<K>>(
             partial.add(weights, kept, ring.arrived());
             chunk += SPLIT_KEYS;
         }
-        // A head's lanes add up.
-        let mut sum = partial.sum;
-        sum += warp::shuffle_xor(sum, 1);
-        sum += warp::shuffle_xor(sum, 2);
-
-        cp_async::wait::<0>();
-        thread::sync_threads(); // no warp uses its ring any more
-        let row_elems = head_dim + PAD;
-        let shared_out = dynamic::<f32>(0);
-        let shared_max_sum = shared_out.add(WARPS * HEADS * row_elems).cast::<F32x2>();
-        let mine = warp * HEADS + lane / 4;
-        let mut k = 0;
-        while k < K {
-            let to = mine * row_elems + 16 * k as u32 + 2 * (lane % 4);
-            let [a, b, c, d] = partial.out[k];
-            shared_out.cast::<F32x2>().set(to / 2, F32x2 { x: a, y: b });
-            shared_out.cast::<F32x2>().set(to / 2 + 4, F32x2 { x: c, y: d });
-            k += 1;
-        }
-        if lane % 4 == 0 {
-            shared_max_sum.set(mine, F32x2 { x: partial.max, y: sum });
-        }
-        thread::sync_threads(); // every warp's softmax is written before they are merged
-
-        // Four elements a lane, warps in order.
-        let mut i = thread::thread_idx_x();
-        while i < heads * (head_dim / 4) {
-            let (head, vec) = (i / (head_dim / 4), i % (head_dim / 4));
-            let of: [F32x2; WARPS as usize] = core::array::from_fn(|w| shared_max_sum.get(w as u32 * HEADS + head));
-            let max = of.iter().fold(f32::NEG_INFINITY, |max, of| math::max(max, of.x));
-            let (mut sum, mut out) = (0.0, [0.0f32; 4]);
-            let mut w = 0;
-            while w < WARPS {
-                let weight = weight(of[w as usize].x, max);
-                sum = math::fma(weight, of[w as usize].y, sum);
-                let v = shared_out.add((w * HEADS + head) * row_elems).cast::<F32x4>().get(vec).to_array();
-                out = core::array::from_fn(|e| math::fma(weight, v[e], out[e]));
-                w += 1;
-            }
-            let head = item as usize * p.n_head as usize + (first_head + head) as usize;
-            let to = head * n_split as usize + split as usize;
-            st(partial_out.add(to * head_dim as usize).cast::<F32x4>().add(vec as usize), F32x4::from_array(out));
-            if vec == 0 {
-                st(partial_max_sum.cast::<F32x2>().add(to), F32x2 { x: max, y: sum });
-            }
-            i += THREADS;
-        }
+        partial.join(Done { item, row, first_head, heads, n_head: p.n_head }, results);
     }
 }
 
@@ -292,25 +250,32 @@ macro_rules! entries {
         ///
         /// The rows are those that `list` names, or without it the first `items`.
         ///
-        /// Launch: grid `[items, n_head_kv·ceil(n_head / n_head_kv / HEADS), n_split]`, block [`THREADS`], shared
+        /// Launch: grid `[items, n_head_kv·ceil(n_head / n_head_kv / block_heads), n_split]`, block [`THREADS`], shared
         /// memory [`shared_bytes`]`(head_dim)`. May be launched dependent.
         ///
         /// # Safety
-        /// `n_head` is a multiple of `n_head_kv`. `q` is `[rows, n_head, head_dim]`, 16-byte aligned, like the caches
-        /// `[pages, PAGE_TOKENS, n_head_kv, head_dim]`; `partial_out` is `[items, n_head, n_split, head_dim]`, 16-byte
-        /// aligned, `partial_max_sum` `[items, n_head, n_split, 2]`, 8-byte aligned, both only written for splits with
-        /// keys; `pos` and `span` have `rows` elements; `list` is null or has `items`, each below `rows`; the span's
-        /// row of `page_table` names pages of the caches for all positions up to `pos`, which are written.
+        /// `n_head` is a multiple of `n_head_kv`, and `block_heads` is 1 to [`HEADS`]. `q` is `[rows, n_head, head_dim]`,
+        /// 16-byte aligned, like the caches `[pages, PAGE_TOKENS, n_head_kv, head_dim]`; `pos` and `span` have `rows`
+        /// elements; `list` is null or has `items`, each below `rows`; the span's row of `page_table` names pages of the
+        /// caches for all positions up to `pos`, which are written.
+        ///
+        /// Of several splits, `partial_out` is `[items, n_head, n_split, head_dim]`, 16-byte aligned, and
+        /// `partial_max_sum` `[items, n_head, n_split, 2]`, 8-byte aligned, both only written for splits with keys, and
+        /// nothing else is used. Of one split they are not used, and `sinks`, `pairs`, `out`, `qs`, `d` and `s` are as
+        /// [`attention_merge`](super::merge::attention_merge) has them.
         #[kernel(max_threads = 128, min_blocks = $blocks)]
         pub unsafe fn $name(
             q: *const f32, k_cache: *const u16, v_cache: *const u16, pos: *const u32, span: *const u32,
-            list: *const u32, page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32, p: AttentionParams,
+            list: *const u32, page_table: *const u32, partial_out: *mut f32, partial_max_sum: *mut f32,
+            sinks: *const f32, pairs: *const f32, out: *mut f32, qs: *mut i8, d: *mut f32, s: *mut f32,
+            p: AttentionParams,
         ) {
+            let output = Output { sinks, pairs, out, qs, d, s };
             // SAFETY: the caller's promise is the same.
             unsafe {
                 attention::<{ $head_dim / 16 }, { ahead($head_dim) }, _>(
-                    Ready { q, n_head: p.n_head }, k_cache, v_cache, pos, span, list, page_table, partial_out,
-                    partial_max_sum, p,
+                    Ready { q, n_head: p.n_head }, k_cache, v_cache, pos, span, list, page_table,
+                    &Results { partial_out, partial_max_sum, output }, p,
                 )
             }
         }
@@ -328,14 +293,17 @@ macro_rules! entries {
             q: *const f32, k: *const f32, v: *const f32, q_bias: *const f32, k_bias: *const f32, v_bias: *const f32,
             q_norm: *const f32, k_norm: *const f32, turns: *const u64, k_cache: *mut u16, v_cache: *mut u16,
             pos: *const u32, span: *const u32, list: *const u32, page_table: *const u32, partial_out: *mut f32,
-            partial_max_sum: *mut f32, heads: HeadsParams, p: AttentionParams,
+            partial_max_sum: *mut f32, sinks: *const f32, pairs: *const f32, out: *mut f32, qs: *mut i8, d: *mut f32,
+            s: *mut f32, heads: HeadsParams, p: AttentionParams,
         ) {
+            let output = Output { sinks, pairs, out, qs, d, s };
             let projected = Projected { q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, turns };
             let fresh = Fresh { heads: projected, p: heads, k_cache, v_cache };
             // SAFETY: the caller's promise is the same.
             unsafe {
                 attention::<{ $head_dim / 16 }, { ahead($head_dim) }, _>(
-                    fresh, k_cache, v_cache, pos, span, list, page_table, partial_out, partial_max_sum, p,
+                    fresh, k_cache, v_cache, pos, span, list, page_table,
+                    &Results { partial_out, partial_max_sum, output }, p,
                 )
             }
         }

@@ -1,6 +1,6 @@
 //! Attention's queries, newest key and newest value straight from their projections.
 //!
-//! Of rows that are each alone in their sequence, nobody but one block of attention reads the newest key. So what
+//! Of rows that are each alone in their sequence, nobody but the blocks of one key head read the newest key. So what
 //! [`heads`](super::heads) does between the projections and attention, the blocks of attention can do for themselves: to
 //! the same bits, and a launch less. Several splits then make the same queries, which is less than the launch costs.
 
@@ -100,7 +100,8 @@ impl<const K: usize> Queries<K> for Fresh {
         x
     }
 
-    /// The newest key and value go to the cache as well.
+    /// The newest key and value go to the cache as well: by each block that has them, the same bits, as it may read them
+    /// back from there.
     #[inline(always)]
     unsafe fn ready(
         &self,

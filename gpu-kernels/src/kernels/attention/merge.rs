@@ -2,8 +2,8 @@
 //!
 //! `out = Σ_s e^(m_s−m)·o_s / (Σ_s e^(m_s−m)·l_s + e^(sink−m))`, over the splits `s` that have keys.
 
+use super::output::{Output, inverse};
 use super::{Keys, weight};
-use crate::kernels::quantize_q8::quantize4;
 use bytemuck::{Pod, Zeroable};
 use cuda_std::{cp_async, opaque, pdl, prelude::*};
 
@@ -161,7 +161,7 @@ unsafe fn merge(
                 group += 1;
             }
         }
-        let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+        let inverse = inverse(sum);
         Some(merged.map(|x| x * inverse))
     }
 }
@@ -210,21 +210,18 @@ pub unsafe fn attention_merge(
     p: MergeParams,
 ) {
     let item_head = thread::block_idx_x();
+    let output = Output { sinks, pairs, out, qs, d, s };
     // SAFETY: the head is below its count, so that is not zero; a lane alone writes its elements. What is read before the
     // wait is not the work of the grid ahead.
     unsafe {
         let (item, head_of_row) = math::div_rem(item_head, p.n_head);
         let row = if list.is_null() { item } else { ld(list.add(item as usize)) };
-        let sink = if sinks.is_null() { f32::NEG_INFINITY } else { ld(sinks.add(head_of_row as usize)) };
+        let sink = output.sink(head_of_row);
         let keys = Keys::new(ld(pos.add(row as usize)), p.window, p.n_split);
         let (first_elem, elems) = (thread::block_idx_y() * BLOCK_ELEMS, p.head_dim.min(BLOCK_ELEMS));
         let head = row * p.n_head + head_of_row;
-        let in_head = (first_elem + 4 * thread::thread_idx_x()).min(p.head_dim - 4) as usize;
-        let gate = if pairs.is_null() {
-            None
-        } else {
-            Some(ld(pairs.add((2 * head as usize + 1) * p.head_dim as usize + in_head).cast::<F32x4>()).to_array())
-        };
+        let in_head = (first_elem + 4 * thread::thread_idx_x()).min(p.head_dim - 4);
+        let gate = output.gate(head as usize, p.head_dim, in_head);
         // All that does not hang on the grid ahead is known before its end.
         let share = Share::new(opaque(keys.n_split()), (p.head_dim, first_elem, elems));
         if share.few && thread::thread_idx_x() >= warp::WARP_SIZE {
@@ -238,19 +235,10 @@ pub unsafe fn attention_merge(
         pdl::launch_dependents();
 
         // A part has no more vectors than a warp has lanes; all of the warp is needed to quantise.
-        let Some(mut merged) = merge(out_of, max_sum_of, sink, share, first) else {
+        let Some(merged) = merge(out_of, max_sum_of, sink, share, first) else {
             return;
         };
         let live = 4 * thread::thread_idx_x() < elems;
-        let at = head as usize * p.head_dim as usize + in_head;
-        if let Some(gate) = gate {
-            merged = core::array::from_fn(|e| merged[e] * math::sigmoid(gate[e]));
-        }
-        if live {
-            st(out.add(at).cast::<F32x4>(), F32x4::from_array(merged));
-        }
-        if !qs.is_null() {
-            quantize4(merged, live, at, qs, d, s);
-        }
+        output.store(merged, gate, live, head as usize * p.head_dim as usize + in_head as usize);
     }
 }

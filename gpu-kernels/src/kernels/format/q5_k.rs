@@ -1,40 +1,53 @@
-//! Q5_K: Q4_K with a fifth bit. 256 elements a block, eight chunks.
+//! Q5_K: `v = d·sc·q − dmin·mn` as in Q4_K, with five bits for `q`. 256 elements a block, eight chunks.
 //!
-//! Planes: `qs` (128 bytes a block), `qh` (32), the header `d dmin scales` (16). Bit `s` of `qh[p]`
-//! belongs to position `p` of sub-block `s`, so a chunk needs one half of `qh`, the same half for every
-//! second chunk, and two bits of each byte. Source: [`BlockQ5K`](crate::blocks::BlockQ5K).
+//! Planes: 16 bytes for each chunk, four more for each chunk, the header `d dmin scales` (16 bytes a block). Chunk `j` of a
+//! block has half of sub-block `2·(j/2)`, the first half if `j` is even, and the same half of the next sub-block, as in
+//! Q4_K. The file has the four low bits of both in a byte and all of a block's fifth bits after each other: a lane would
+//! need half of them, to take two bits of each byte. So they are packed anew ([`pack`]), in as many bits: byte `b` of the
+//! chunk has value `b` of the first half sub-block in its low five bits and the upper three of value `b` of the second
+//! above them, whose lower two are bits `2·(b/4)` and up of byte `b % 4` of the chunk's word in plane 1. The second values
+//! are multiplied eight times as large, where they are. Source of the file's layout: [`BlockQ5K`](crate::blocks::BlockQ5K).
 
 use cuda_std::prelude::*;
 
 use super::q4_k::{Scales, start};
-use super::{Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, high_nibbles, low_nibbles, wide};
+use super::{
+    Format, FormatHeld, FormatQ8, FormatTile, FormatWide, Q8Run, Row, dot16, dot16_unsigned, high_nibbles, low_nibbles,
+    wide,
+};
 use crate::blocks::GgmlType;
 
 /// See [`BlockQ5K`](crate::blocks::BlockQ5K).
 pub struct Q5K;
 
-/// A chunk, its half of the block's fifth bits, and the block's header.
+/// A chunk, what plane 1 has of it, and the block's header.
 #[derive(Clone, Copy)]
 pub struct Raw {
     qs: U32x4,
-    qh: U32x4,
+    rest: u32,
     head: U32x4,
 }
 
-/// Four 5-bit values of sub-block `2·pair` and four of the next: word `i` of the chunk.
-///
-/// Bit `2·pair` of each byte of `qh` is turned to bit 4, where it belongs, and with it the next bit to
-/// bit 5; neither leaves its byte.
+/// Word `i` of a chunk, and its part of the chunk's word in plane 1, from the file's words of `qs` and `qh`; or two bytes of
+/// either from as many.
 #[inline(always)]
-fn words(raw: &Raw, i: usize, pair: u32) -> [u32; 2] {
-    values(raw.qs.to_array()[i], raw.qh.to_array()[i], pair)
+pub(in crate::kernels) fn pack(qs: u32, qh: u32, pair: u32, i: u32) -> [u32; 2] {
+    let fifth = |s: u32| (qh >> s & 0x0101_0101) << 4;
+    let (low, high) = (low_nibbles(qs) | fifth(2 * pair), high_nibbles(qs) | fifth(2 * pair + 1));
+    [low | (high >> 2 & 0x0707_0707) << 5, (high & 0x0303_0303) << (2 * i)]
 }
 
-/// The same from the chunk's word and that of its half of `qh`.
+/// Four 5-bit values of each of the chunk's runs, from word `i` of the chunk and its word in plane 1.
 #[inline(always)]
-fn values(qs: u32, qh: u32, pair: u32) -> [u32; 2] {
-    let fifth = qh.rotate_left(4u32.wrapping_sub(2 * pair) & 31);
-    [low_nibbles(qs) | fifth & 0x1010_1010, high_nibbles(qs) | fifth >> 1 & 0x1010_1010]
+fn values(word: u32, rest: u32, i: u32) -> [u32; 2] {
+    [word & 0x1f1f_1f1f, word >> 3 & 0x1c1c_1c1c | rest >> (2 * i) & 0x0303_0303]
+}
+
+/// The second of [`values`], times 8.
+#[inline(always)]
+fn second_8(word: u32, rest: u32, i: u32) -> u32 {
+    let rest = if i < 2 { rest << (3 - 2 * i) } else { rest >> (2 * i - 3) };
+    word & 0xe0e0_e0e0 | rest & 0x1818_1818
 }
 
 impl Format for Q5K {
@@ -45,13 +58,12 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn load(row: &Row, chunk: u32) -> Raw {
-        let block = chunk / Self::BLOCK_CHUNKS;
-        // SAFETY: the caller's promise; a block has two 16-byte halves of `qh`.
+        // SAFETY: the caller's promise; a chunk has a word of plane 1.
         unsafe {
             Raw {
                 qs: row.stream::<_, 0>(chunk),
-                qh: row.stream::<_, 1>(block * 2 + chunk % 2),
-                head: row.stream::<_, 2>(block),
+                rest: row.stream::<_, 1>(chunk),
+                head: row.stream::<_, 2>(chunk / Self::BLOCK_CHUNKS),
             }
         }
     }
@@ -63,27 +75,27 @@ impl Format for Q5K {
 
     #[inline(always)]
     fn quad<const I: u32>(raw: &Raw, phase: u32) -> [f32; 4] {
-        let (pair, half) = (phase / 2, I as usize / 4);
-        Scales::unpack(raw.head, pair).dequantize(words(raw, I as usize % 4, pair)[half], half)
+        let (i, half) = (I % 4, I as usize / 4);
+        let word = values(raw.qs.to_array()[i as usize], raw.rest, i)[half];
+        Scales::unpack(raw.head, phase / 2).dequantize(word, half)
     }
 }
 
 impl FormatQ8 for Q5K {
     #[inline(always)]
     fn dot_q8(raw: &Raw, x: &[Q8Run; 2], phase: u32) -> f32 {
-        let pair = phase / 2;
-        let words = [0, 1, 2, 3].map(|i| words(raw, i, pair));
-        let run = |r: usize| dot16(words.map(|word| word[r]), &x[r].qs);
-        Scales::unpack(raw.head, pair).combine(run(0), run(1), x, 1.0)
+        let qs = raw.qs.to_array();
+        let first = dot16(qs.map(|word| word & 0x1f1f_1f1f), &x[0].qs);
+        let second = dot16_unsigned([0, 1, 2, 3].map(|i| second_8(qs[i as usize], raw.rest, i)), &x[1].qs);
+        Scales::unpack(raw.head, phase / 2).combine(first, second, x, 8.0)
     }
 }
 
-/// A chunk's nibbles, and a word each of its half of the block's fifth bits and of the header: the lane's own of the
-/// four that four lanes, or all eight of the block, need.
+/// A chunk, and of the block's header, which its eight lanes need, the lane's own word of four.
 #[derive(Clone, Copy)]
 pub struct Held {
     qs: U32x4,
-    qh: u32,
+    rest: u32,
     head: u32,
 }
 
@@ -92,32 +104,26 @@ impl FormatHeld for Q5K {
 
     #[inline(always)]
     unsafe fn hold(row: &Row, chunk: u32, phase: u32) -> Held {
-        let block = chunk / Self::BLOCK_CHUNKS;
-        // SAFETY: the caller's promise; a block has eight words of `qh`, and four of the header.
+        // SAFETY: the caller's promise; a chunk has a word of plane 1, and a header four.
         unsafe {
             Held {
                 qs: row.stream::<_, 0>(chunk),
-                qh: row.stream::<_, 1>(block * 8 + phase % 2 * 4 + phase / 2),
-                head: row.stream::<_, 2>(block * 4 + phase % 4),
+                rest: row.stream::<_, 1>(chunk),
+                head: row.stream::<_, 2>(chunk / Self::BLOCK_CHUNKS * 4 + phase % 4),
             }
         }
     }
 
     #[inline(always)]
     fn word(held: &Held) -> u32 {
-        held.qs.x ^ held.qh ^ held.head
+        held.qs.x ^ held.rest ^ held.head
     }
 
     #[inline(always)]
     unsafe fn gather(held: &Held, _phase: u32) -> Raw {
-        // The block's lanes with the same half, in order.
-        let first = warp::lane_id() & !6;
         // SAFETY: the caller's promise.
-        unsafe {
-            let half = [0, 2, 4, 6].map(|i| warp::shuffle_idx(held.qh, first + i));
-            let head = [0, 1, 2, 3].map(|i| warp::warp_shuffle_idx(warp::FULL_MASK, held.head, i, 8).0);
-            Raw { qs: held.qs, qh: U32x4::from_array(half), head: U32x4::from_array(head) }
-        }
+        let head = [0, 1, 2, 3].map(|i| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, held.head, i, 8).0 });
+        Raw { qs: held.qs, rest: held.rest, head: U32x4::from_array(head) }
     }
 }
 
@@ -125,8 +131,8 @@ impl FormatTile for Q5K {
     const HAS_MIN: bool = true;
 
     #[inline(always)]
-    fn integers(raw: &Raw, phase: u32) -> [[u32; 4]; 2] {
-        let words = [0, 1, 2, 3].map(|i| words(raw, i, phase / 2));
+    fn integers(raw: &Raw, _phase: u32) -> [[u32; 4]; 2] {
+        let words = [0, 1, 2, 3].map(|i| values(raw.qs.to_array()[i as usize], raw.rest, i));
         [words.map(|word| word[0]), words.map(|word| word[1])]
     }
 
@@ -148,6 +154,11 @@ impl FormatWide for Q5K {
     }
 
     #[inline(always)]
+    fn extra_word(chunk: u32, _t: u32) -> u32 {
+        chunk % 8
+    }
+
+    #[inline(always)]
     unsafe fn scales(row: &Row, group: u32) -> U32x4 {
         // SAFETY: the caller's promise; a block has eight groups.
         unsafe { row.stream::<_, 2>(group / 8) }
@@ -159,7 +170,7 @@ impl FormatWide for Q5K {
     }
 
     #[inline(always)]
-    fn weights(word: u32, extra: u32, _t: u32, chunk: u32, run: usize, factors: &U32x4) -> [u32; 2] {
-        wide::with_min(values(word, extra, chunk % 8 / 2)[run], factors)
+    fn weights(word: u32, extra: u32, t: u32, _chunk: u32, run: usize, factors: &U32x4) -> [u32; 2] {
+        wide::with_min(values(word, extra, t)[run], factors)
     }
 }

@@ -24,7 +24,7 @@ const NOTHING: u32 = 0x8000_8000;
 pub trait FormatWide: FormatTile {
     /// Columns of a step, a multiple of 64: both runs of each of its chunks lie in them.
     const STEP: u32 = 64;
-    /// 16-byte units of plane 1 that a row has in a step, besides its chunks: 0 or 2, for even and odd chunks.
+    /// 16-byte units of plane 1 that are brought for a step, besides its chunks: 0 or 2.
     const EXTRA: u32 = 0;
     /// Steps whose factors are made together, by two lanes a row.
     const SPAN: u32 = 1;
@@ -39,6 +39,12 @@ pub trait FormatWide: FormatTile {
         0
     }
 
+    /// The word of those units that belongs to word `t` of chunk `chunk`: of every second chunk in the same unit.
+    #[inline(always)]
+    fn extra_word(chunk: u32, t: u32) -> u32 {
+        chunk % 2 * 4 + t
+    }
+
     /// Loads what the factors of group `group` of a row are made of.
     ///
     /// # Safety
@@ -49,7 +55,7 @@ pub trait FormatWide: FormatTile {
     /// group `end` on; or, where a span has one set of scales, of `G` groups from `first` on.
     fn factors<const L: usize, const G: usize>(scales: &[Self::Scales; L], first: u32, end: u32) -> [Self::Factors; G];
 
-    /// Four weights of run `run` of chunk `chunk`, from their word of the chunk and of the unit that belongs to it:
+    /// Four weights of run `run` of chunk `chunk`, from their word of the chunk and the [`extra_word`](Self::extra_word):
     /// the first and third, the second and fourth. `t` is the word's number in the chunk.
     fn weights(word: u32, extra: u32, t: u32, chunk: u32, run: usize, factors: &Self::Factors) -> [u32; 2];
 }

@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 
 use super::sweep::Source;
-use crate::kernels::format::{F32, Format, FormatQ8, Q8Run};
+use crate::kernels::format::{F32, Format, FormatQ8, Q8Run, select};
 use crate::params::Q8_BLOCK;
 
 /// Activations as a kernel reads them.
@@ -17,10 +17,10 @@ pub(in crate::kernels) trait Operand<F: Format>: Copy {
     /// There is such a row.
     unsafe fn row(self, row: u32, stride: u32) -> Self;
 
-    /// Loads what belongs to a chunk whose first run starts at element `start`; zeros unless `live`.
+    /// Loads what belongs to a chunk whose first run starts at element `start`; what makes its products zero unless `live`.
     ///
     /// # Safety
-    /// The activations have the chunk's elements.
+    /// The activations have a chunk, and where `live` they have this one.
     unsafe fn load(self, start: u32, live: bool) -> Self::Chunk;
 
     /// `Σ w·x` over a chunk.
@@ -73,6 +73,7 @@ impl<F: Format> Operand<F> for Plain {
 
     #[inline(always)]
     unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
+        let start = select(live, start, 0);
         // SAFETY: the caller's promise.
         core::array::from_fn(|i| unsafe { self.quad::<F>(start, live, i as u32) })
     }
@@ -127,6 +128,7 @@ impl<F: FormatQ8> Operand<F> for Quantized {
 
     #[inline(always)]
     unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
+        let start = select(live, start, 0);
         // SAFETY: the caller's promise; where there is one run, the second is the first, and not used.
         unsafe { [self.run(start, live), self.run(start + F::RUN_DISTANCE, live)] }
     }
@@ -140,39 +142,78 @@ impl<F: FormatQ8> Operand<F> for Quantized {
 /// Blocks of sixteen that a lane loads together where it copies a row.
 const COPIED: usize = 3;
 
-/// One row of `x` in shared memory, quantised.
+/// Blocks of sixteen behind a row in shared memory that are zero, for both runs of a chunk that is not there; an even number,
+/// so that what lies behind them is aligned.
+const ZEROS: u32 = 6;
+
+/// One row of `x` in shared memory, quantised; behind it zeros.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct StagedQuantized {
-    pub(in crate::kernels) qs: Shared<U32x4>,
-    pub(in crate::kernels) d: Shared<f32>,
-    pub(in crate::kernels) s: Shared<f32>,
+    /// Blocks of sixteen.
+    n: u32,
+    qs: Shared<U32x4>,
+    /// Scale and sum.
+    ds: Shared<F32x2>,
 }
 
 impl StagedQuantized {
     /// Shared memory for a row of `cols` columns.
     pub(in crate::kernels) const fn bytes(cols: u32) -> u32 {
-        cols + 2 * 4 * (cols / Q8_BLOCK)
+        (cols / Q8_BLOCK + ZEROS) * (16 + 8)
     }
 
     /// A row of `cols` columns in shared memory from byte `offset` on; it is yet to be written.
     #[inline(always)]
     pub(in crate::kernels) fn at(offset: u32, cols: u32) -> Self {
-        let d = dynamic::<f32>(offset + cols);
-        Self { qs: dynamic(offset), d, s: d.add(cols / Q8_BLOCK) }
+        let n = cols / Q8_BLOCK;
+        Self { n, qs: dynamic(offset), ds: dynamic(offset + 16 * (n + ZEROS)) }
     }
 
-    /// As [`Quantized::run`].
+    /// Four activations, from element `at` on.
     ///
     /// # Safety
-    /// The row has the sixteen activations, and is whole.
+    /// The row has them; no other lane accesses them before the next barrier.
     #[inline(always)]
-    unsafe fn run(self, start: u32, live: bool) -> Q8Run {
-        // SAFETY: the caller's promise; runs start at multiples of 16.
-        unsafe {
-            let block = start / Q8_BLOCK;
-            let (qs, d, s) = (self.qs.get(block).to_array(), self.d.get(block), self.s.get(block));
-            Q8Run { qs, d: zero_unless(live, d), s: zero_unless(live, s) }
+    pub(in crate::kernels) unsafe fn set_quad(self, at: u32, qs: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { self.qs.cast::<u32>().set(at / 4, qs) }
+    }
+
+    /// Scale and sum of block `block`.
+    ///
+    /// # Safety
+    /// As [`set_quad`](Self::set_quad).
+    #[inline(always)]
+    pub(in crate::kernels) unsafe fn set_scale(self, block: u32, d: f32, s: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { self.ds.set(block, F32x2 { x: d, y: s }) }
+    }
+
+    /// Writes the zeros.
+    ///
+    /// # Safety
+    /// All of the block comes here, with more lanes than there are zeros, and to a barrier before the row is read.
+    #[inline(always)]
+    pub(in crate::kernels) unsafe fn end(self) {
+        let at = thread::thread_idx_x();
+        if at < ZEROS {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.qs.set(self.n + at, U32x4::splat(0));
+                self.set_scale(self.n + at, 0.0, 0.0);
+            }
         }
+    }
+
+    /// The activations of block `block`.
+    ///
+    /// # Safety
+    /// It is there, or one of the zeros, and is written.
+    #[inline(always)]
+    unsafe fn run(self, block: u32) -> Q8Run {
+        // SAFETY: the caller's promise.
+        let (qs, ds) = unsafe { (self.qs.get(block), self.ds.get(block)) };
+        Q8Run { qs: qs.to_array(), d: ds.x, s: ds.y }
     }
 }
 
@@ -186,8 +227,10 @@ impl<F: FormatQ8> Operand<F> for StagedQuantized {
 
     #[inline(always)]
     unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
-        // SAFETY: as for `Quantized`.
-        unsafe { [self.run(start, live), self.run(start + F::RUN_DISTANCE, live)] }
+        const { assert!(F::RUN_DISTANCE / Q8_BLOCK < ZEROS) };
+        let block = select(live, start / Q8_BLOCK, self.n);
+        // SAFETY: the caller's promise; runs start at multiples of 16; where there is one run, the second is not used.
+        unsafe { [self.run(block), self.run(block + F::RUN_DISTANCE / Q8_BLOCK)] }
     }
 
     #[inline(always)]
@@ -213,6 +256,7 @@ impl Operand<F32> for StagedPlain {
     #[inline(always)]
     unsafe fn load(self, start: u32, live: bool) -> Self::Chunk {
         let mut chunk = [[0.0; 4]; MAX_QUADS];
+        let start = select(live, start, 0);
         // SAFETY: the caller's promise; chunks start at multiples of four elements.
         chunk[0] = unsafe { self.x.get(start / F32::CHUNK_ELEMS) }.to_array().map(|x| zero_unless(live, x));
         chunk
@@ -251,6 +295,8 @@ impl<F: FormatQ8> Source<F> for CopiedRow {
     #[inline(always)]
     unsafe fn make(&self, (): (), _meanwhile: impl FnOnce(u32)) -> StagedQuantized {
         let (staged, n) = (StagedQuantized::at(0, self.cols), self.cols / Q8_BLOCK);
+        // SAFETY: the caller's promise.
+        unsafe { staged.end() };
         let mut first = thread::thread_idx_x();
         while first < n {
             let place = |k: usize| first + k as u32 * self.threads;
@@ -262,8 +308,7 @@ impl<F: FormatQ8> Source<F> for CopiedRow {
                     // SAFETY: as above; a lane alone has the block.
                     unsafe {
                         staged.qs.set(place(k), U32x4::from_array(runs[k].qs));
-                        staged.d.set(place(k), runs[k].d);
-                        staged.s.set(place(k), runs[k].s);
+                        staged.set_scale(place(k), runs[k].d, runs[k].s);
                     }
                 }
             }

@@ -97,8 +97,8 @@ unsafe fn multiply<F: FormatHeld, X: Operand<F>, E: Copy, const R: usize, const 
     for s in 0..S {
         let ahead = at.done + ((s as u32) << place.lanes_log2);
         let live = place.lane + ahead < place.chunks;
-        let at = format::select(live, start + ahead * F::CHUNK_ELEMS, 0);
-        // SAFETY: a live chunk exists in `x` as in the weights, and chunk 0 does in any case.
+        let at = start + ahead * F::CHUNK_ELEMS;
+        // SAFETY: a live chunk exists in `x` as in the weights.
         let chunk = unsafe { x.load(at, live) };
         for r in 0..R {
             // SAFETY: the whole warp is here; a block's lanes have the same rows and steps.

@@ -18,8 +18,29 @@ pub struct Partials<'a> {
     pub out: Slice<'a, f32>,
     /// `[split_rows, n_head, n_split, 2]`.
     pub max_sum: Slice<'a, f32>,
-    /// Parts that a row's keys are split into.
-    pub n_split: u32,
+    /// How the work on a row is shared out.
+    pub split: Split,
+}
+
+/// How the work on a row is shared out to blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    /// Parts that its keys are split into.
+    pub n: u32,
+    /// Query heads of a block, of those that share a key head; the f32 kernels have a number of their own.
+    pub block_heads: u32,
+}
+
+impl Split {
+    /// Into `n` parts, with as many heads a block as there can be.
+    pub fn new(n: u32) -> Self {
+        Self { n, block_heads: decode::HEADS }
+    }
+
+    /// Blocks for a part of a row.
+    fn blocks(self, shape: &AttentionShape) -> u32 {
+        shape.n_head_kv * (shape.n_head / shape.n_head_kv).div_ceil(self.block_heads)
+    }
 }
 
 /// Whether there is a kernel for a head size.
@@ -27,17 +48,43 @@ pub fn takes_head_dim(head_dim: u32) -> bool {
     matches!(head_dim, 64 | 128 | 256)
 }
 
-/// Parts to split the keys of each row into. The blocks of a single row have as much to do each, and fill the device once:
-/// each of them makes the queries ready. Those of several fill it several times over: lengths differ, and a long
-/// sequence's blocks are to find room when short ones have ended. It depends on the shape alone, so that a captured launch
-/// stays right.
-pub fn n_split(properties: &Properties, rows: u32, shape: &AttentionShape, max_keys: u32) -> u32 {
-    let per_row = shape.n_head_kv * blocks_per_kv(shape);
+/// Keys of a row that are not split: joining splits takes longer than a block with a few more keys.
+const WHOLE_KEYS: u32 = 128;
+
+/// How to share out the work on each row. Few keys are not split. Otherwise, the blocks of a single row have as much to do
+/// each, and fill the device once: each of them makes the queries ready. Those of several fill it several times over:
+/// lengths differ, and a long sequence's blocks are to find room when short ones have ended.
+///
+/// Where that leaves multiprocessors without a block, blocks have fewer heads each. More of them then read the same keys,
+/// which are few, and what is done for each head is done sooner.
+///
+/// It depends on the shape alone, so that a captured launch stays right.
+pub fn split(
+    properties: &Properties,
+    rows: u32,
+    shape: &AttentionShape,
+    kv: (KvSlice<'_>, KvSlice<'_>),
+    max_keys: u32,
+) -> Split {
     let keys = shape.window.map_or(max_keys, |window| window.saturating_add(SPLIT_KEYS).min(max_keys));
-    let per_sm = if rows == 1 { decode::blocks_a_multiprocessor(shape.head_dim) } else { BLOCKS_PER_SM };
-    let wanted = (per_sm * properties.n_sm).div_ceil(rows.saturating_mul(per_row).max(1));
-    wanted.clamp(1, keys.div_ceil(SPLIT_KEYS).clamp(1, merge::MAX_SPLIT))
+    let mut split = Split::new(1);
+    if keys > WHOLE_KEYS || !joins_alone(kv) {
+        let per_sm = if rows == 1 { decode::blocks_a_multiprocessor(shape.head_dim) } else { BLOCKS_PER_SM };
+        let wanted = (per_sm * properties.n_sm).div_ceil(rows.saturating_mul(split.blocks(shape)).max(1));
+        split.n = wanted.clamp(1, keys.div_ceil(SPLIT_KEYS).clamp(1, merge::MAX_SPLIT));
+    }
+    while split.block_heads > 1 {
+        let finer = Split { block_heads: split.block_heads / 2, ..split };
+        if rows.saturating_mul(split.n * finer.blocks(shape)) > FEW_BLOCKS_PER_SM * properties.n_sm {
+            break;
+        }
+        split = finer;
+    }
+    split
 }
+
+/// Blocks for each multiprocessor that are made by taking fewer heads, at most.
+const FEW_BLOCKS_PER_SM: u32 = 2;
 
 /// Rows whose keys are split: all, or where there is a kernel for many rows of a span, those of short spans. The result
 /// of the others has no int8 form.
@@ -49,9 +96,9 @@ pub fn split_rows(at: &Placement<'_>, kv: (KvSlice<'_>, KvSlice<'_>), shape: &At
 /// Blocks wanted for each multiprocessor where there are several rows. Two of head size 256 are there at a time.
 const BLOCKS_PER_SM: u32 = 8;
 
-/// Blocks for the query heads of one key head.
-fn blocks_per_kv(shape: &AttentionShape) -> u32 {
-    (shape.n_head / shape.n_head_kv).div_ceil(decode::HEADS)
+/// Whether one split needs no merge.
+fn joins_alone(kv: (KvSlice<'_>, KvSlice<'_>)) -> bool {
+    matches!(kv.0, KvSlice::F16(_))
 }
 
 /// What attention is asked with.
@@ -99,7 +146,8 @@ pub struct AttentionOut<'a> {
     pub q8: Option<Q8<'a>>,
 }
 
-/// Grouped-query attention: of short spans, splits of the keys and then their merge; of the others, tiles.
+/// Grouped-query attention: of short spans, splits of the keys and then, where there are several, their merge; of the
+/// others, tiles.
 ///
 /// # Errors
 /// Where the lengths do not agree, or there is no kernel for the head size.
@@ -114,8 +162,10 @@ pub unsafe fn attention<D: Device>(device: &D, op: &Attention<'_>, to: Attention
     unsafe {
         if n_split_rows > 0 {
             let list = if n_split_rows == rows { std::ptr::null() } else { op.at.short.ptr() };
-            launch_splits(device, op, n_split_rows, list)?;
-            launch_merge(device, op, to, n_split_rows, list)?;
+            launch_splits(device, op, to, n_split_rows, list)?;
+            if op.partials.split.n > 1 || !joins_alone(op.kv) {
+                launch_merge(device, op, to, n_split_rows, list)?;
+            }
         }
         if n_split_rows < rows {
             launch_prefill(device, op, to, rows)?;
@@ -129,11 +179,12 @@ fn check_attention<D: Device>(device: &D, op: &Attention<'_>, to: &AttentionOut<
     let check = Check("attention");
     let rows = op.at.check(check, device)?;
     let AttentionShape { n_head, n_head_kv, head_dim, .. } = op.shape;
-    let n_split = op.partials.n_split;
+    let Split { n: n_split, block_heads } = op.partials.split;
     check.that("head_dim", takes_head_dim(head_dim), "has no attention kernel: 64, 128 and 256 have")?;
     check.that("n_head", n_head_kv > 0 && n_head.is_multiple_of(n_head_kv), "is no multiple of n_head_kv")?;
     check.grid_yz("n_head", n_head)?;
     check.that("n_split", (1..=merge::MAX_SPLIT).contains(&n_split), "is 0 or more than 128")?;
+    check.that("block_heads", (1..=decode::HEADS).contains(&block_heads), "is 0 or more than 8")?;
     let len = rows as usize * n_head as usize * head_dim as usize;
     let n_split_rows = split_rows(&op.at, op.kv, &op.shape);
     let split_heads = n_split_rows as usize * n_head as usize * n_split as usize;
@@ -207,29 +258,52 @@ fn check_queries<D: Device>(
     Ok(())
 }
 
+/// Sinks and pairs of queries and gates, or null.
+fn constants(op: &Attention<'_>, to: &AttentionOut<'_>) -> [*const f32; 2] {
+    [op.sinks, to.pairs].map(|slice| slice.map_or(std::ptr::null(), Slice::ptr))
+}
+
+/// The int8 form of the result, or null.
+fn q8_pointers(to: &AttentionOut<'_>) -> (*mut i8, *mut f32, *mut f32) {
+    match to.q8 {
+        Some(q8) => (q8.qs.ptr_mut(), q8.d.ptr_mut(), q8.s.ptr_mut()),
+        None => (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
+    }
+}
+
 /// Attention over each split of the first rows, or of those that `list` names.
 ///
 /// # Safety
 /// The operands were checked, and are as [`attention`] says.
 #[expect(unsafe_code, reason = "launches")]
-unsafe fn launch_splits<D: Device>(device: &D, op: &Attention<'_>, rows: u32, list: *const u32) -> Result<()> {
+unsafe fn launch_splits<D: Device>(
+    device: &D,
+    op: &Attention<'_>,
+    to: AttentionOut<'_>,
+    rows: u32,
+    list: *const u32,
+) -> Result<()> {
     let AttentionShape { n_head, n_head_kv, head_dim, scale, window } = op.shape;
-    let n_split = op.partials.n_split;
+    let Split { n: n_split, block_heads } = op.partials.split;
     let window = window.unwrap_or(0);
-    let params = AttentionParams { n_head, n_head_kv, scale, window, max_pages: op.at.max_pages };
+    let max_pages = op.at.max_pages;
+    let params = AttentionParams { n_head, n_head_kv, scale, window, max_pages, block_heads };
     let (pos, span, pages) = (op.at.pos.ptr(), op.at.span.ptr(), op.at.page_table.ptr());
     let (part, max_sum) = (op.partials.out.ptr_mut(), op.partials.max_sum.ptr_mut());
     let q = match &op.q {
         Queries::Ready(q) => q.ptr(),
         // SAFETY: the caller's promise.
-        Queries::Fresh(heads) => return unsafe { launch_fresh(device, op, heads, params, list) },
+        Queries::Fresh(heads) => return unsafe { launch_fresh(device, op, to, heads, params, list) },
     };
     match op.kv {
         (KvSlice::F16(kc), KvSlice::F16(vc)) => {
-            let launch = Launch::grid([rows, n_head_kv * blocks_per_kv(&op.shape), n_split], decode::THREADS)
+            let launch = Launch::grid([rows, op.partials.split.blocks(&op.shape), n_split], decode::THREADS)
                 .shared(decode::shared_bytes(head_dim));
             let launch = Launch { pdl: op.dependent, ..launch };
-            let args = (q, kc.ptr(), vc.ptr(), pos, span, list, pages, part, max_sum, params);
+            let [sinks, pairs] = constants(op, &to);
+            let (out, (qs, d, s)) = (to.out.ptr_mut(), q8_pointers(&to));
+            let args =
+                (q, kc.ptr(), vc.ptr(), pos, span, list, pages, part, max_sum, sinks, pairs, out, qs, d, s, params);
             // SAFETY: the caller's promise; the kernel waits for the grid ahead before it reads.
             unsafe {
                 match head_dim {
@@ -269,6 +343,7 @@ unsafe fn launch_splits<D: Device>(device: &D, op: &Attention<'_>, rows: u32, li
 unsafe fn launch_fresh<D: Device>(
     device: &D,
     op: &Attention<'_>,
+    to: AttentionOut<'_>,
     heads: &Heads<'_>,
     params: AttentionParams,
     list: *const u32,
@@ -277,7 +352,8 @@ unsafe fn launch_fresh<D: Device>(
         return Check("attention").fail("k_cache", "is not f16");
     };
     let (rows, head_dim) = (op.at.pos.len() as u32, op.shape.head_dim);
-    let grid = [rows, op.shape.n_head_kv * blocks_per_kv(&op.shape), op.partials.n_split];
+    let split = op.partials.split;
+    let grid = [rows, split.blocks(&op.shape), split.n];
     let launch = Launch::grid(grid, decode::THREADS).shared(decode::shared_bytes(head_dim));
     let launch = Launch { pdl: op.dependent, ..launch };
     let ([q_bias, k_bias, v_bias], [q_norm, k_norm]) = heads.optional();
@@ -285,6 +361,8 @@ unsafe fn launch_fresh<D: Device>(
     let (pos, span, pages) = (op.at.pos.ptr(), op.at.span.ptr(), op.at.page_table.ptr());
     let (kc, vc) = (kc.ptr_mut(), vc.ptr_mut());
     let (part, max_sum) = (op.partials.out.ptr_mut(), op.partials.max_sum.ptr_mut());
+    let [sinks, pairs] = constants(op, &to);
+    let (out, (qs, d, s)) = (to.out.ptr_mut(), q8_pointers(&to));
     let args = (
         q,
         k,
@@ -303,6 +381,12 @@ unsafe fn launch_fresh<D: Device>(
         pages,
         part,
         max_sum,
+        sinks,
+        pairs,
+        out,
+        qs,
+        d,
+        s,
         heads.params(),
         params,
     );
@@ -331,12 +415,8 @@ unsafe fn launch_merge<D: Device>(
     list: *const u32,
 ) -> Result<()> {
     let AttentionShape { n_head, head_dim, window, .. } = op.shape;
-    let p = MergeParams { n_head, head_dim, n_split: op.partials.n_split, window: window.unwrap_or(0) };
-    let (sinks, pairs) = (op.sinks.map_or(std::ptr::null(), Slice::ptr), to.pairs.map_or(std::ptr::null(), Slice::ptr));
-    let (qs, d, s) = match to.q8 {
-        Some(q8) => (q8.qs.ptr_mut(), q8.d.ptr_mut(), q8.s.ptr_mut()),
-        None => (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
-    };
+    let p = MergeParams { n_head, head_dim, n_split: op.partials.split.n, window: window.unwrap_or(0) };
+    let ([sinks, pairs], (qs, d, s)) = (constants(op, &to), q8_pointers(&to));
     let (part, max_sum) = (op.partials.out.ptr(), op.partials.max_sum.ptr());
     let args = (part, max_sum, op.at.pos.ptr(), list, sinks, pairs, to.out.ptr_mut(), qs, d, s, p);
     let launch = Launch::grid([rows * n_head, head_dim.div_ceil(merge::BLOCK_ELEMS), 1], merge::THREADS);
@@ -361,7 +441,7 @@ unsafe fn launch_prefill<D: Device>(device: &D, op: &Attention<'_>, to: Attentio
     let tiles = prefill::max_tiles(rows, n_span, n_head / n_head_kv);
     let launch = Launch::grid([tiles, n_head_kv, 1], prefill::THREADS).shared(prefill::shared_bytes(head_dim));
     let launch = Launch { pdl: op.dependent, ..launch };
-    let (sinks, pairs) = (op.sinks.map_or(std::ptr::null(), Slice::ptr), to.pairs.map_or(std::ptr::null(), Slice::ptr));
+    let [sinks, pairs] = constants(op, &to);
     let (pos, first, span_rows) = (op.at.pos.ptr(), op.at.first.ptr(), op.at.span_rows.ptr());
     let (pages, out) = (op.at.page_table.ptr(), to.out.ptr_mut());
     let args = (q.ptr(), kc.ptr(), vc.ptr(), pos, first, span_rows, pages, sinks, pairs, out, p);

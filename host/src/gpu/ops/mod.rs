@@ -47,7 +47,7 @@ use super::memory::Slice;
 
 pub use argmax::{Parts, argmax, n_part};
 pub use attention::{
-    Attention, AttentionOut, Partials, Queries, attention, n_split, split_rows, takes_fresh, takes_head_dim,
+    Attention, AttentionOut, Partials, Queries, Split, attention, split, split_rows, takes_fresh, takes_head_dim,
 };
 pub use elementwise::{
     add, add_bias, gated_act, gated_act_q8, gather_rows, join_rows, scale_accumulate, sigmoid_mul, sigmoid_scale_acc,

@@ -159,10 +159,10 @@ unsafe fn multiply<F: FormatWide, const N: u32, const R: usize, const C: usize>(
     for chunk in 0..const { chunks::<F>() } {
         // SAFETY: the caller's promise; the chunk's runs lie in the step.
         unsafe {
-            let words = Words::load::<F, N>(stage, chunk);
+            let row_chunk = step * const { chunks::<F>() } + chunk;
+            let words = Words::load::<F, N>(stage, chunk, row_chunk);
             for run in 0..F::RUNS {
                 let start = F::start(chunk) + run * F::RUN_DISTANCE;
-                let row_chunk = step * const { chunks::<F>() } + chunk;
                 let a = words.weights::<F, N>(row_chunk, run as usize, first_group + start / F::GROUP_ELEMS);
                 let x = Memory::<F, N>::x(stage).add(start / COLUMN * Memory::<F, N>::X_PART);
                 wgmma::fence();

@@ -103,24 +103,26 @@ impl<F: FormatWide> Weights<F> {
 }
 
 /// The weights of one chunk that a lane multiplies, of rows `g` and `g + 8` of its warp: their words of the chunk, and
-/// of the unit that belongs to it.
+/// those that belong to them.
 pub(super) struct Words([[u32; 2]; 2]);
 
 impl Words {
-    /// Of chunk number `chunk` of the stage's step.
+    /// Of chunk number `chunk` of the stage's step, number `row_chunk` of the row.
     ///
     /// # Safety
     /// The stage's weights are whole.
     #[inline(always)]
-    pub(super) unsafe fn load<F: FormatWide, const N: u32>(stage: u32, chunk: u32) -> Self {
+    pub(super) unsafe fn load<F: FormatWide, const N: u32>(stage: u32, chunk: u32, row_chunk: u32) -> Self {
         let (warp, lane) = (thread::thread_idx_x() / WARP, thread::thread_idx_x() % WARP);
         let row = warp * WARP_ROWS + lane / 4;
-        let words = Memory::<F, N>::w(stage).add(row * const { row_bytes::<F>() } + lane % 4 * 4).cast::<u32>();
-        let word = |half: u32, unit: u32| half * const { 8 * row_bytes::<F>() / 4 } + unit * (UNIT / 4);
+        let words = Memory::<F, N>::w(stage).add(row * const { row_bytes::<F>() }).cast::<u32>();
+        let word =
+            |half: u32, unit: u32, word: u32| half * const { 8 * row_bytes::<F>() / 4 } + unit * (UNIT / 4) + word;
+        let extra_word = F::extra_word(row_chunk, lane % 4);
         // SAFETY: the caller's promise.
         let both = |half: u32| unsafe {
-            let extra = if F::EXTRA > 0 { words.get(word(half, chunks::<F>() + chunk % F::EXTRA)) } else { 0 };
-            [words.get(word(half, chunk)), extra]
+            let extra = if F::EXTRA > 0 { words.get(word(half, chunks::<F>(), extra_word)) } else { 0 };
+            [words.get(word(half, chunk, lane % 4)), extra]
         };
         Words([both(0), both(1)])
     }

@@ -79,8 +79,8 @@ impl<D: Device> GpuBackend<D> {
         let (kv, at) = (cache.kv(layer)?, batch.placement(cache.n_pages)?);
         let split_rows = ops::split_rows(&at, kv, shape);
         let max_keys = batch.shape.max_pages.saturating_mul(PAGE_TOKENS);
-        let n_split = ops::n_split(self.device.properties(), split_rows, shape, max_keys);
-        let heads = split_rows as usize * shape.n_head as usize * n_split as usize;
+        let split = ops::split(self.device.properties(), split_rows, shape, kv, max_keys);
+        let heads = split_rows as usize * shape.n_head as usize * split.n as usize;
         let partials = self.partials(heads, shape.head_dim)?;
         let both = if split_rows == n { self.fused(out, n)? } else { None };
         let (out, q8) = match both {
@@ -92,7 +92,7 @@ impl<D: Device> GpuBackend<D> {
             q,
             kv,
             at,
-            partials: Partials { out: partials.out.slice(), max_sum: partials.max_sum.slice(), n_split },
+            partials: Partials { out: partials.out.slice(), max_sum: partials.max_sum.slice(), split },
             sinks,
             shape: *shape,
             dependent: self.dependent(),

@@ -116,11 +116,11 @@ impl<D: Device> Bench<'_, D> {
         let heads = (n_seq * rows * shape.n_head) as usize;
         let n = heads * shape.head_dim as usize;
         let split_rows = ops::split_rows(&caches.at(0), caches.kv(), shape);
-        let n_split = ops::n_split(self.device.properties(), split_rows, shape, depth);
-        let split_heads = (split_rows * shape.n_head * n_split) as usize;
+        let split = ops::split(self.device.properties(), split_rows, shape, caches.kv(), depth);
+        let split_heads = (split_rows * shape.n_head * split.n) as usize;
         let (q, out) = (self.floats(n)?, self.floats(n)?);
         let (part, max_sum) = (self.floats(split_heads * shape.head_dim as usize)?, self.floats(2 * split_heads)?);
-        let partials = ops::Partials { out: part.slice(), max_sum: max_sum.slice(), n_split };
+        let partials = ops::Partials { out: part.slice(), max_sum: max_sum.slice(), split };
         let sink = self.floats(shape.n_head as usize)?;
         let seen = shape.window.map_or(depth, |window| window.min(depth));
         // Keys and values in f16 once; queries and outputs in f32.
