@@ -85,7 +85,9 @@ impl MatvecShape {
         }
     }
 
-    /// As [`swept`](Self::swept), where all matrices together have few rows for each warp.
+    /// As [`swept`](Self::swept), for matrices that together have few rows for each warp: what counts then is that warps have
+    /// as many. The 6144 rows of an attention layer with 4096 columns are one item of three rows for each warp of 132
+    /// multiprocessors, and of two rows they would be two for some and one for the others.
     pub const fn normed(ty: GgmlType) -> Self {
         match ty {
             GgmlType::Q5K => Self { rows: 3, steps: 1 },
